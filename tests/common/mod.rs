@@ -183,6 +183,27 @@ impl Mb {
         self.stdout(io::pipe().unwrap().1)
     }
 
+    /// Prepares mb's process before it starts: its umask, limits, privileges.
+    pub fn setup(mut self, prepare: fn()) -> Mb {
+        let prepare = move || {
+            prepare();
+            Ok(())
+        };
+        unsafe { self.command.pre_exec(prepare) };
+        self
+    }
+
+    /// Starts mb with this signal ignored, as `nohup` does.
+    pub fn ignoring(mut self, signal: i32) -> Mb {
+        unsafe {
+            self.command.pre_exec(move || {
+                libc::signal(signal, libc::SIG_IGN);
+                Ok(())
+            })
+        };
+        self
+    }
+
     /// Another limit for the whole run than 60 seconds.
     pub fn limit(self, seconds: u64) -> Mb {
         Mb { limit: Duration::from_secs(seconds), ..self }

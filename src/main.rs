@@ -1,10 +1,11 @@
-//! mb is Bantam, an AI agent with two tools, `shell_exec` and `write_file`, in one synchronous file.
+//! mb is Bantam, an AI agent with two tools, `shell_exec` and `write_file`, in one file.
 //!
 //! An agent is a loop: send the conversation to a model, run the tools that it calls, append what
-//! they print, repeat until it calls none. That loop is `al`; `main` feeds it prompts. Read from the
-//! top: the program (steps Main 1 to 6), the agentic loop (AL 1 to 4), one API call, its reply, the
-//! tools. That is the algorithm, whole in itself, and what a port needs. Behind the banner "Around
-//! the algorithm" come HTTP, sessions, commands, configuration, terminal and operating system.
+//! they print, repeat until it calls none. That loop is `al`; `main` feeds it prompts. Read from
+//! the top: the program (steps Main 1 to 6), the agentic loop (AL 1 to 4), one API call, its
+//! reply, the tools. That is the algorithm, whole in itself, and what a port needs. Behind the
+//! banner "Around the algorithm" come HTTP, sessions, commands, configuration, terminal and
+//! operating system.
 //!
 //! Messages are never anything but JSON, so that fields unknown here survive. The main thread is
 //! plain blocking code, and all that it waits for is a file descriptor: what is none (an HTTP call,
@@ -54,7 +55,7 @@ const TOOLS: &str = r#"[{"type": "function", "function": {"name": "shell_exec",
   "parameters": {"type": "object", "required": ["path", "content"], "properties": {
     "path": {"type": "string"}, "content": {"type": "string"},
     "offset": {"type": "integer", "description": "default 0: content goes in front of the file"},
-    "del_bytes": {"type": "integer", "description": "default 0; 999999999 replaces all of it"}}}}}]"#;
+    "del_bytes": {"type": "integer", "description": "default 0; 999999999 replaces all"}}}}}]"#;
 /// The agent's own keys, and those that are sent too: with their defaults, which show their types.
 const OWN: &str = "endpoint=https://api.kilo.ai/api/openrouter api_key= color=auto timeout=300 \
     shell_timeout=120 max_al_iterations=1000 context_window=200000 bantam_tools_dir= \
@@ -68,7 +69,7 @@ const LINE: (&str, &str) = ("", "");
 const TEXT: (&str, &str) = ("", "\n");
 const REASONED: (&str, &str) = ("--- reasoning start ---\n", "\n--- reasoning end ---\n");
 const STATUS: (&str, &str) = ("", "\r                \r"); // erases itself
-const REASONING: [&str; 2] = ["reasoning_content", "reasoning"]; // its name at one server or another
+const REASONING: [&str; 2] = ["reasoning_content", "reasoning"]; // two servers' names for it
 
 /// What the program carries through a run; the conversation itself is `messages`.
 #[derive(Default)]
@@ -143,7 +144,8 @@ fn interactive(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<i32> {
             _ => answer(bantam, messages, &line),
         };
         bantam.report(outcome);
-        let saved = if line.starts_with("/load") { Ok(()) } else { save(bantam, messages, &id) };
+        let skip = line.starts_with('!') || line.starts_with("/load"); // no turn; not ours yet
+        let saved = if skip { Ok(()) } else { save(bantam, messages, &id) };
         bantam.report(saved);
         signal = take_signal();
     }
@@ -152,8 +154,8 @@ fn interactive(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<i32> {
     Ok(if [0, SIGINT].contains(&signal) { 0 } else { 128 + signal })
 }
 
-/// Main 4 and 6: runs `!CMD` directly; or else a turn, which is one user prompt and all that follows
-/// until the model calls no more tools. Returns the exit status.
+/// Main 4 and 6: runs `!CMD` directly; or else a turn, which is one user prompt and all that
+/// follows until the model calls no more tools. Returns the exit status.
 fn answer(bantam: &mut Bantam, messages: &mut Vec<Value>, prompt: &str) -> Result<i32> {
     if let Some(command) = prompt.strip_prefix('!') {
         let (text, status) = shell_exec(command, bantam.number("shell_timeout"))?;
@@ -222,8 +224,8 @@ fn answer_call(bantam: &mut Bantam, call: &Value) -> String {
 
 // ---- AL 1: one call of the completions API ----
 
-/// Sends `messages`; returns the assistant's message and its calls. Repairs what the server refuses,
-/// retries what may go away.
+/// Sends `messages`; returns the assistant's message and its calls. Repairs what the server
+/// refuses, retries what may go away.
 fn call_api(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<(Value, Vec<Value>)> {
     let mut retries = RETRY_DELAYS.into_iter().zip(1..);
     loop {
@@ -297,11 +299,11 @@ fn request(bantam: &mut Bantam, messages: &[Value]) -> Result<(Value, Vec<Value>
     let reply = job.and_then(|job| read_reply(bantam, job));
     bantam.end_line();
     let mut reply = reply?;
-    bantam.usages.extend(reply.get_mut("usage").map(Value::take).filter(Value::is_object));
-    let mut choice = reply.pointer_mut("/choices/0").map(Value::take).unwrap_or_default();
-    let finish = text_at(&choice, "/finish_reason").to_string();
-    let mut at = |key| choice.get_mut(key)?.as_object_mut().map(mem::take);
-    let (message, calls) = finish_message(at("delta").or(at("message")).unwrap_or_default());
+    let mut part = |key| reply.get_mut(key).map(Value::take).unwrap_or_default();
+    let (usage, finish, message) = (part("usage"), part("finish"), part("message"));
+    bantam.usages.extend(Some(usage).filter(Value::is_object));
+    let (message, calls) = finish_message(message);
+    let finish = finish.as_str().unwrap_or("none");
     let text = text_of(message.get("content"));
     let empty = text.is_empty() && calls.is_empty();
     require(!empty, &format!("empty reply (finish reason: {finish})"))?;
@@ -314,14 +316,15 @@ fn request(bantam: &mut Bantam, messages: &[Value]) -> Result<(Value, Vec<Value>
 // ---- AL 1 and 2: the reply ----
 
 /// Reads server-sent events, or one JSON object, whatever was asked for: servers send both. All
-/// chunks merge into one, which looks like the reply that is not streamed.
+/// chunks merge into one `{message, finish, usage}`.
 fn read_reply(bantam: &mut Bantam, (output, result): Job) -> Result<Value> {
     let (mut reply, mut rest, mut complete) = (Value::Null, String::new(), false);
     let mut pipe = BufReader::new(output);
+    let mut limit = bantam.number("timeout");
     loop {
         // A complete reply is read to its end: usage comes last, and then the connection can be
-        // used again. But some servers leave it open.
-        let limit = if complete { 1.0 } else { bantam.number("timeout") };
+        // used again. But some servers leave it open, or talk on: five seconds in all, then.
+        limit = if complete { limit.min(1.25) * 0.8 } else { limit };
         let line = match read_until(&mut pipe, b'\n', limit) {
             Ok(line) if !line.is_empty() => line,
             Err(failure) if !complete => {
@@ -350,23 +353,24 @@ fn read_reply(bantam: &mut Bantam, (output, result): Job) -> Result<Value> {
 
 /// Shows a chunk's text and merges it; says whether the reply is complete with it.
 fn take_chunk(bantam: &mut Bantam, reply: &mut Value, text: &str) -> Result<bool> {
-    let mut chunk: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
+    let mut chunk: Value = serde_json::from_str(text).unwrap_or_default();
     if let Some(error) = chunk.get("error").filter(|error| !error.is_null()) {
         let status = error.get("code").and_then(|it| it.to_string().trim_matches('"').parse().ok());
         return Err(http_error(status.unwrap_or(502), text));
     }
-    let choice = chunk.get("choices").and_then(|choices| choices.get(0));
-    let at = |key| choice?.get(key).filter(|value| value.is_object());
-    let delta = at("delta").or(at("message")).unwrap_or(&Value::Null);
+    let choice = chunk.get_mut("choices").and_then(|choices| choices.get_mut(0));
+    let mut choice = choice.map(Value::take).unwrap_or_default();
+    let mut at = |key| choice.get_mut(key).map(Value::take).filter(Value::is_object);
+    let delta = at("delta").or_else(|| at("message")).unwrap_or_default();
+    let finish = choice.get_mut("finish_reason").map(Value::take).unwrap_or_default();
+    let usage = chunk.get_mut("usage").map(Value::take).unwrap_or_default();
     let reasoning = REASONING.map(|key| text_of(delta.get(key)));
     let reasoning = reasoning.iter().find(|text| !text.is_empty()).map_or("", |text| text);
     bantam.show(REASONED, "2", reasoning); // dim
     bantam.show(TEXT, "", &text_of(delta.get("content")));
-    let usage_alone = choice.is_none() && chunk.get("usage").is_some_and(Value::is_object);
-    let complete =
-        usage_alone || choice.is_some_and(|choice| !text_at(choice, "/finish_reason").is_empty());
-    chunk.retain(|key, _| key == "choices" || key == "usage");
-    merge(reply, chunk.into(), "");
+    let complete = !text_at(&finish, "").is_empty() || (usage.is_object() && choice.is_null());
+    let parts = [("message".into(), delta), ("finish".into(), finish), ("usage".into(), usage)];
+    merge(reply, Map::from_iter(parts).into(), "");
     Ok(complete)
 }
 
@@ -398,10 +402,10 @@ fn merge_entry(list: &mut Vec<Value>, entry: Value, is_call: bool) {
     let (id, name) = (text_at(&entry, "/id"), text_at(&entry, "/function/name"));
     let index = entry.get("index").filter(|index| !index.is_null());
     let continued = |old: &&mut Value| match index {
-        None if is_call && id.is_empty() => name.is_empty(),
-        None if is_call => text_at(old, "/id") == id,
-        _ if !is_call || id.is_empty() || name.is_empty() => old.get("index") == index,
-        _ => old.get("index") == index && text_at(old, "/id") == id,
+        None if id.is_empty() => is_call && name.is_empty(),
+        None => is_call && text_at(old, "/id") == id,
+        Some(_) if id.is_empty() || name.is_empty() => old.get("index") == index,
+        Some(_) => old.get("index") == index && text_at(old, "/id") == id,
     };
     match list.iter_mut().rfind(continued) {
         Some(old) => merge(old, entry, ""),
@@ -411,7 +415,8 @@ fn merge_entry(list: &mut Vec<Value>, entry: Value, is_call: bool) {
 
 /// AL 2: the message such that every server takes it back, and its calls as they came. Arguments
 /// that are no JSON object become `{}` in the message: servers answer 400 or 500 to them, for ever.
-fn finish_message(mut message: Map<String, Value>) -> (Value, Vec<Value>) {
+fn finish_message(mut message: Value) -> (Value, Vec<Value>) {
+    let mut message = mem::take(message.as_object_mut().unwrap_or(&mut Map::new()));
     message.insert("role".into(), "assistant".into());
     let stored = message.shift_remove("tool_calls").unwrap_or_default();
     let mut stored: Vec<Value> = serde_json::from_value(stored).unwrap_or_default();
@@ -488,8 +493,8 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
     let mut shell = Command::new("sh"); // on PATH: Termux has no /bin/sh
     shell.arg("-c").arg(command).stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let detach = || (unsafe { setsid() } > 0).then_some(()).ok_or_else(io::Error::last_os_error);
-    // A session without a terminal: a password prompt fails at once instead of taking what the user
-    // types. iSH (32-bit x86) runs nothing between fork and exec: there, a group of its own must do.
+    // A session without a terminal: a password prompt fails at once instead of taking what the
+    // user types. iSH (32-bit x86) runs nothing between fork and exec: a group must do there.
     match cfg!(target_arch = "x86") {
         true => shell.process_group(0),
         false => unsafe { shell.pre_exec(detach) },
@@ -636,8 +641,11 @@ fn new_agent(bantam: &Bantam) -> Result<ureq::Agent> {
 
 /// Replaces a file in one step: a crash or a full disk leaves the old one whole.
 fn replace_file(path: &Path, bytes: &[u8], permissions: Option<Permissions>) -> io::Result<()> {
-    let target = fs::read_link(path).map_or(path.into(), |link| path.with_file_name(link));
-    let path = fs::canonicalize(path).unwrap_or(target); // links are followed, dangling ones too
+    // A link is followed. One that dangles gets its target first, which tells where it leads.
+    path.is_symlink()
+        .then(|| OpenOptions::new().append(true).create(true).open(path))
+        .transpose()?;
+    let path = fs::canonicalize(path).unwrap_or(path.into());
     let permissions = permissions.or(fs::metadata(&path).ok().map(|old| old.permissions()));
     fs::create_dir_all(path.parent().unwrap_or(Path::new("")))?;
     let temporary = path.with_file_name(format!(".mb-{}.tmp", process::id()));
@@ -681,19 +689,18 @@ fn save(bantam: &Bantam, messages: &[Value], id: &str) -> Result<()> {
 }
 
 /// A session's summary and messages.
-fn read_session(id: &str) -> Result<(String, Vec<Value>)> {
+fn session(id: &str) -> Result<(String, Vec<Value>)> {
     let mut session: Value = serde_json::from_slice(&fs::read(session_file(id)?)?)?;
     let summary = text_at(&session, "/summary").lines().take(1).collect();
     let messages = session.get_mut("messages").map(Value::take).unwrap_or(session);
     let messages: Vec<Value> = serde_json::from_value(messages)?;
-    let valid = messages.iter().all(|message| !text_at(message, "/role").is_empty());
-    require(valid, "not a list of messages")?;
+    require(messages.iter().all(|message| text_at(message, "/role") != ""), "no list of messages")?;
     Ok((summary, messages))
 }
 
 /// Replaces the conversation by a saved one, under the current system prompt.
 fn load(bantam: &mut Bantam, messages: &mut Vec<Value>, id: &str) -> Result<()> {
-    let (summary, loaded) = read_session(id)?;
+    let (summary, loaded) = session(id)?;
     say(&format!("loaded {id}: {} messages", loaded.len()));
     let old_system = loaded.first().is_some_and(|message| text_at(message, "/role") == "system");
     messages.splice(1.., loaded.into_iter().skip(old_system.into()));
@@ -718,6 +725,7 @@ fn command(bantam: &mut Bantam, messages: &mut Vec<Value>, line: &str) -> Result
     match (name, rest.trim()) {
         ("/help", "") => print(HELP),
         ("/clear", "") => {
+            let _ = save(bantam, messages, &project_id());
             messages.truncate(1);
             bantam.summary.clear();
         }
@@ -733,17 +741,16 @@ fn command(bantam: &mut Bantam, messages: &mut Vec<Value>, line: &str) -> Result
             for line in saved_sessions("")?.lines() {
                 let id = line.split(' ').next().unwrap_or_default();
                 let mark = if id == project_id() { "* " } else { "  " };
-                let row =
-                    read_session(id).map(|(text, all)| format!("{} messages  {text}", all.len()));
+                let row = session(id).map(|(row, all)| format!("{} messages  {row}", all.len()));
                 say(&format!("{mark}{line}  {}", row.unwrap_or("(unreadable)".into())));
             }
         }
         ("/load", start) if !start.is_empty() => {
             let found = saved_sessions(start)?;
             let exact = session_file(start).is_ok_and(|file| file.exists());
-            let one = exact || found.lines().count() == 1;
-            require(one, &format!("not one session's id or its beginning: {start}\n{found}"))?;
+            require(exact || found.lines().count() == 1, &format!("{start}: not one of\n{found}"))?;
             let id = if exact { start } else { found.split(' ').next().unwrap_or_default() };
+            let _ = save(bantam, messages, &project_id());
             load(bantam, messages, id)?;
         }
         ("/compact", "") => compact(bantam, messages)?,
@@ -775,8 +782,8 @@ fn ask_model(bantam: &mut Bantam, messages: &[Value], question: &str) -> Result<
     Ok(text.trim().into())
 }
 
-/// `/cfg [KEY [VALUE]]`: shows, or changes one key's line in `.bantam.cfg`, which begins as a copy of
-/// `model.cfg`, so that no setting is lost.
+/// `/cfg [KEY [VALUE]]`: shows, or changes one key's line in `.bantam.cfg`, which begins as a copy
+/// of `model.cfg`, so that no setting is lost.
 fn configure(bantam: &mut Bantam, messages: &mut Vec<Value>, rest: &str) -> Result<()> {
     let (key, value) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
     if value.is_empty() {
@@ -812,7 +819,7 @@ fn read_models(bantam: &mut Bantam, (output, result): Job, limit: f64, list: boo
     let entries = ["/data", "/models", ""].iter().find_map(|at| reply.pointer(at)?.as_array());
     for entry in entries.ok_or("no list of models")? {
         let id = text_at(entry, "/id");
-        let current = id.trim_start_matches("models/") == bantam.text("model"); // Google's prefix
+        let current = [id, id.trim_start_matches("models/")].contains(&bantam.text("model"));
         if list && !id.is_empty() {
             say(&format!("{}{id}", if current { "* " } else { "  " }));
         }
@@ -902,12 +909,9 @@ fn set(cfg: &mut BTreeMap<String, String>, key: &str, text: &str) -> Result<()> 
 /// Prints to standard output. A reader that has gone away ends mb silently; but a terminal that has
 /// gone away sends SIGHUP, and then the session has to be saved.
 fn print(text: &str) {
-    let written = io::stdout().write_all(text.as_bytes());
-    written.unwrap_or_else(|_| {
-        if !interrupted() {
-            process::exit(1)
-        }
-    });
+    if io::stdout().write_all(text.as_bytes()).is_err() && !interrupted() {
+        process::exit(1);
+    }
 }
 
 fn say(text: &str) {
@@ -937,8 +941,7 @@ impl Bantam {
         let set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
         let auto = self.text("color") == "auto" && io::stdout().is_terminal();
         let auto = auto && !set("NO_COLOR") && !set("BANTAM_NO_COLOR");
-        let color =
-            (auto || self.text("color") == "always") && !style.is_empty() && !text.is_empty();
+        let color = (auto || self.text("color") == "always") && ![style, text].contains(&"");
         if color { format!("\x1b[{style}m{text}\x1b[0m") } else { text.into() }
     }
 
@@ -1000,10 +1003,9 @@ fn read_prompt() -> String {
 
 const SIGINT: i32 = 2;
 const SIGKILL: i32 = 9;
-const POLLIN: i16 = 1;
 
 #[repr(C)]
-struct PollFd(i32, i16, i16); // descriptor, events that are waited for, events that came
+struct PollFd(i32, i16, i16); // descriptor, events to wait for (1: POLLIN), events that came
 
 unsafe extern "C" {
     fn poll(files: *mut PollFd, count: usize, milliseconds: i32) -> i32;
@@ -1056,7 +1058,7 @@ fn wait(descriptors: &[i32], limit: f64) -> Option<usize> {
     let milliseconds = (limit * 1000.0) as i32; // which ends at a fortnight or so
     let signals = SIGNAL_PIPE.get().map_or(-1, |(reader, _)| reader.as_raw_fd());
     let descriptors = iter::once(&signals).chain(descriptors);
-    let mut files: Vec<PollFd> = descriptors.map(|fd| PollFd(*fd, POLLIN, 0)).collect();
+    let mut files: Vec<PollFd> = descriptors.map(|fd| PollFd(*fd, 1, 0)).collect();
     while unsafe { poll(files.as_mut_ptr(), files.len(), milliseconds) } < 0 {} // a signal came
     files.iter().position(|PollFd(_, _, came)| *came != 0)
 }

@@ -229,20 +229,6 @@ fn a_retry_after_that_is_shorter_or_no_number_changes_nothing() {
     });
 }
 
-#[test]
-fn a_longer_retry_after_wins_up_to_a_minute() {
-    for (value, delay) in [("3", 3), ("60", 60), ("9999", 60)] {
-        let slow = Reply::status(429, "slow down").header("Retry-After", value);
-        let (server, place) = (Server::start([slow]), Place::new());
-        let mut live = place.start(&server, &["-"]);
-        live.send("hello");
-        live.close_stdin();
-        live.wait_for_stderr(&format!("[retry 1/9 in {delay}s: HTTP 429: slow down]"));
-        live.signal(libc::SIGINT);
-        assert_eq!(live.finish().status, 130);
-    }
-}
-
 // ---- What fails at once
 
 #[test]

@@ -161,7 +161,7 @@ fn the_description_tells_of_the_default_and_how_to_replace_a_file() {
     let has = |words: &[&str]| words.iter().any(|word| tools.contains(word));
     assert!(has(&["in front", "prepend", "before", "at the beginning", "at the start"]), "{tools}");
     assert!(has(&["replace"]), "{tools}");
-    assert!(has(&["whole", "entire", " all "]), "{tools}");
+    assert!(has(&["whole", "entire", "replaces all", "replace all"]), "{tools}");
 }
 
 // ---- What is refused
@@ -183,13 +183,12 @@ fn a_path_that_is_no_regular_file_is_an_error() {
     let place = Place::new();
     fs::create_dir(place.path("folder")).unwrap();
     symlink("folder", place.path("link")).unwrap();
-    symlink("loop", place.path("loop")).unwrap();
     place.write("file", "old");
     let fifo = std::ffi::CString::new(place.path("fifo").to_str().unwrap()).unwrap();
     assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
     symlink("fifo", place.path("to-fifo")).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(place.path("socket")).unwrap();
-    for path in ["folder", "folder/", ".", "/", "link", "loop", "file/x", "fifo", "to-fifo"] {
+    for path in ["folder", "folder/", ".", "/", "link", "file/x", "fifo", "to-fifo"] {
         refused(&place, json!({"path": path, "content": "x"}));
     }
     for path in ["socket", "", "/dev/null", "/dev/full", "/dev/stdout", "/proc/self/fd/1"] {
@@ -199,6 +198,14 @@ fn a_path_that_is_no_regular_file_is_an_error() {
         assert!(fs::metadata(path).unwrap().file_type().is_char_device(), "{path}");
     }
     assert!(fs::symlink_metadata(place.path("to-fifo")).unwrap().is_symlink());
+}
+
+#[test]
+fn a_link_that_points_to_itself_is_an_error() {
+    let place = Place::new();
+    symlink("loop", place.path("loop")).unwrap();
+    refused(&place, json!({"path": "loop", "content": "x"}));
+    assert!(fs::symlink_metadata(place.path("loop")).unwrap().is_symlink());
 }
 
 #[test]
@@ -431,11 +438,7 @@ fn a_file_in_a_linked_folder_is_written_there() {
 
 #[test]
 fn the_target_of_a_dangling_link_is_created() {
-    for (link, to, target) in [
-        ("link", "target", "target"),
-        ("a/link", "target", "a/target"),
-        ("a/link", "../b/target", "b/target"), // its folder as well
-    ] {
+    for (link, to, target) in [("link", "target", "target"), ("a/link", "target", "a/target")] {
         let place = Place::new();
         fs::create_dir(place.path("a")).unwrap();
         symlink(to, place.path(link)).unwrap();

@@ -163,9 +163,11 @@ fn it_is_saved_before_clear_and_load_replace_it() {
         put_talk(&place, "one", "ones");
         put_talk(&place, "two", "twos");
         let mut live = place.start(&server, &[]);
-        live.send(format!("/load one\n{command}\n!echo $((40 + 2))\n"));
-        live.wait_for_stdout("42"); // so the command is done, and mb has not left yet
-        assert_eq!(place.session()["messages"][1]["content"], "ones", "{command}");
+        live.send(format!("/load one\n{command}\n"));
+        let file = place.sessions().join(place.project_id() + ".json");
+        wait_until(&format!("{command} saves"), || {
+            file.exists() && place.session()["messages"][1]["content"] == "ones"
+        });
     }
 }
 
@@ -334,15 +336,15 @@ fn load_takes_an_exact_id_or_a_unique_beginning() {
         ("UP.per_1-", "upper letters"), // exact
     ] {
         let place = Place::new();
-        for (id, text) in [
-            ("apple", "apples"),
-            ("applepie", "pies"),
-            ("bee", "bees"),
-            ("-dash", "dashes"),
-            ("1e3", "numbers"),
-            ("UP.per_1-", "upper letters"),
+        for (id, text, seconds) in [
+            ("apple", "apples", 1),
+            ("applepie", "pies", 2), // newer, so it is found first
+            ("bee", "bees", 3),
+            ("-dash", "dashes", 4),
+            ("1e3", "numbers", 5),
+            ("UP.per_1-", "upper letters", 6),
         ] {
-            put_talk(&place, id, text);
+            put(&place, id, talk(text).to_string(), seconds);
         }
         let (requests, run) = type_lines(&place, &format!("/load {argument}\nnext\n"), 1);
         assert_eq!(requests[0].messages()[1]["content"], expected, "{run}");
@@ -524,15 +526,15 @@ fn the_list_is_newest_first_with_utc_times_counts_and_summaries() {
     let (server, place) = (Server::start([]), Place::new());
     let seven = Value::from(vec![json!({"role": "user", "content": "hi"}); 7]);
     let session = |summary| json!({"summary": summary, "messages": seven}).to_string();
-    put(&place, "aa", session("middle"), 1_234_567_890); // 2009-02-13 23:31:30
-    put(&place, "bb", session("oldest"), 1_000_000_000); // 2001-09-09 01:46:40
+    put(&place, "bb", session("middle"), 1_234_567_890); // 2009-02-13 23:31:30
+    put(&place, "aa", session("oldest"), 1_000_000_000); // 2001-09-09 01:46:40
     put(&place, &place.project_id(), session("newest"), 1_600_000_000); // 2020-09-13 12:26:40
     let run = place.mb(&server, &[]).env("TZ", "XYZ-9").stdin("/list\n").run();
     let lines: Vec<_> = run.stdout.lines().collect();
     let expected = [
         (format!("* {} ", place.project_id()), "2020-09-13", "12:26", "newest"),
-        ("  aa ".into(), "2009-02-13", "23:31", "middle"),
-        ("  bb ".into(), "2001-09-09", "01:46", "oldest"),
+        ("  bb ".into(), "2009-02-13", "23:31", "middle"),
+        ("  aa ".into(), "2001-09-09", "01:46", "oldest"),
     ];
     assert_eq!(lines.len(), expected.len(), "{run}");
     for (line, (start, date, time, summary)) in lines.iter().zip(expected) {

@@ -127,6 +127,7 @@ impl Place {
         command.env("PATH", std::env::var_os("PATH").unwrap());
         command.envs([("LANG", "C.UTF-8"), ("TERM", "xterm-256color")]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        unsafe { command.pre_exec(heed_signals) };
         let (asked, limit) = (Box::new(|| "no server".into()), Duration::from_secs(60));
         Mb { command, asked, stdin: Vec::new(), limit }
     }
@@ -244,6 +245,14 @@ impl Mb {
         live.out = Output::of(reader);
         Terminal { live, master: Some(master), hung_up }
     }
+}
+
+/// Tests that run in the background have inherited ignored signals; mb must not.
+fn heed_signals() -> io::Result<()> {
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM] {
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    Ok(())
 }
 
 fn check(result: i32) -> io::Result<()> {

@@ -68,7 +68,7 @@ const PIPE_SIZE: usize = 65_536; // bytes that a pipe holds
 const LINE: (&str, &str) = ("", "");
 const TEXT: (&str, &str) = ("", "\n");
 const REASONED: (&str, &str) = ("--- reasoning start ---\n", "\n--- reasoning end ---\n");
-const STATUS: (&str, &str) = ("", "\r                \r"); // erases itself
+const STATUS: (&str, &str) = ("", "\r\x1b[K"); // erases itself, and a ^C behind it
 const REASONING: [&str; 2] = ["reasoning_content", "reasoning"]; // two servers' names for it
 
 /// What the program carries through a run; the conversation itself is `messages`.
@@ -531,7 +531,7 @@ fn read_output(mut output: PipeReader, ended: i32) -> String {
         let shell_ended = wait(&[ended], 0.0) == Some(1);
         let Ok(length @ 1..) = output.read(&mut block) else { break };
         late += if shell_ended { length } else { 0 };
-        kept.extend(block.iter().take(length));
+        kept.extend_from_slice(block.get(..length).unwrap_or_default());
         if kept.len() > 2 * KEPT {
             omitted += kept.drain(KEPT..kept.len() - KEPT).len();
         }
@@ -694,7 +694,7 @@ fn session(id: &str) -> Result<(String, Vec<Value>)> {
     let summary = text_at(&session, "/summary").lines().take(1).collect();
     let messages = session.get_mut("messages").map(Value::take).unwrap_or(session);
     let messages: Vec<Value> = serde_json::from_value(messages)?;
-    require(messages.iter().all(|message| text_at(message, "/role") != ""), "no list of messages")?;
+    require(messages.iter().all(|message| !text_at(message, "/role").is_empty()), "no messages")?;
     Ok((summary, messages))
 }
 
@@ -825,7 +825,7 @@ fn read_models(bantam: &mut Bantam, (output, result): Job, limit: f64, list: boo
         }
         let positive = |at| entry.pointer(at)?.as_f64().filter(|tokens| *tokens > 0.0);
         if current {
-            bantam.window = WINDOW.split(' ').find_map(positive);
+            bantam.window = WINDOW.split(' ').find_map(positive).or(bantam.window);
         }
     }
     Ok(())
@@ -835,8 +835,8 @@ fn read_models(bantam: &mut Bantam, (output, result): Job, limit: f64, list: boo
 fn report_tokens(bantam: &mut Bantam) {
     const CACHED: &str = "/prompt_tokens_details/cached_tokens /prompt_cache_hit_tokens \
         /cache_read_input_tokens";
-    let last = bantam.usages.last().and_then(|usage| usage.get("prompt_tokens")?.as_f64());
-    let Some(last) = last else { return };
+    let mut contexts = bantam.usages.iter().map(|usage| usage.get("prompt_tokens")?.as_f64());
+    let Some(last) = contexts.rfind(Option::is_some).flatten() else { return };
     let models = bantam.models.as_mut().and_then(Option::take);
     let _ = models.map(|job| read_models(bantam, job, 1.0, false));
     let tokens = |place| move |usage: &Value| usage.pointer(place)?.as_u64();
@@ -965,7 +965,6 @@ impl Bantam {
 
     /// Errors, retries and warnings go to standard error, in red.
     fn complain(&mut self, text: &str) {
-        self.end_line();
         let _ = writeln!(io::stderr(), "{}", self.paint("31", &sanitize(text)));
     }
 

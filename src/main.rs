@@ -323,8 +323,8 @@ fn read_reply(bantam: &mut Bantam, (output, result): Job) -> Result<Value> {
     let mut limit = bantam.number("timeout");
     loop {
         // A complete reply is read to its end: usage comes last, and then the connection can be
-        // used again. But some servers leave it open, or talk on: five seconds in all, then.
-        limit = if complete { limit.min(1.25) * 0.8 } else { limit };
+        // used again. But some servers leave it open, or talk on: the patience with them shrinks.
+        limit = if complete { limit.min(1.0) * 0.95 } else { limit };
         let line = match read_until(&mut pipe, b'\n', limit) {
             Ok(line) if !line.is_empty() => line,
             Err(failure) if !complete => {

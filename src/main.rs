@@ -146,11 +146,11 @@ fn interactive(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<i32> {
         bantam.report(outcome);
         let skip = line.starts_with('!') || line.starts_with("/load"); // no turn; not ours yet
         let saved = if skip { Ok(()) } else { save(bantam, messages, &id) };
-        bantam.report(saved);
+        bantam.report(saved.map_err(|error| format!("session not saved: {error}").into()));
         signal = take_signal();
     }
     let saved = save(bantam, messages, &id);
-    bantam.report(saved);
+    bantam.report(saved.map_err(|error| format!("session not saved: {error}").into()));
     Ok(if [0, SIGINT].contains(&signal) { 0 } else { 128 + signal })
 }
 

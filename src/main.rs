@@ -9,8 +9,8 @@
 //!
 //! Messages are never anything but JSON, so that fields unknown here survive. The main thread is
 //! plain blocking code, and all that it waits for is a file descriptor: what is none (an HTTP call,
-//! the end of a child) runs in a thread that holds a pipe. So there is one way to sleep, `wait`,
-//! which also listens to signals; that is how Ctrl+C ends whatever is going on.
+//! the end of a child) runs in a thread that holds a pipe. So there is one way to sleep for long,
+//! `wait`, which also listens to signals; that is how Ctrl+C ends whatever is going on.
 //!
 //! Left out on purpose: a line editor (`rlwrap` is one), Markdown, a sandbox (a container is one).
 
@@ -63,7 +63,6 @@ const OWN: &str = "endpoint=https://api.kilo.ai/api/openrouter api_key= color=au
 const SENT: &str = "model=kilo-auto/free temperature=0.7 stream=true";
 const RETRY_DELAYS: [f64; 9] = [1.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0]; // seconds
 const KEPT: usize = 25_000; // bytes kept of each end of a long output
-const PIPE_SIZE: usize = 65_536; // bytes that a pipe holds
 /// Kinds of output: what comes before the first piece, and what before anything else.
 const LINE: (&str, &str) = ("", "");
 const TEXT: (&str, &str) = ("", "\n");
@@ -144,8 +143,9 @@ fn interactive(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<i32> {
             _ => answer(bantam, messages, &line),
         };
         bantam.report(outcome);
-        let skip = line.starts_with('!') || line.starts_with("/load"); // no turn; not ours yet
-        let saved = if skip { Ok(()) } else { save(bantam, messages, &id) };
+        // A turn, /compact and /continue change it. What /load brought is saved when it is used.
+        let changed = !line.starts_with(['!', '/']) || line.starts_with("/co");
+        let saved = if changed { save(bantam, messages, &id) } else { Ok(()) };
         bantam.report(saved.map_err(|error| format!("session not saved: {error}").into()));
         signal = take_signal();
     }
@@ -182,8 +182,8 @@ fn push_user(messages: &mut Vec<Value>, prompt: &str) {
 
 // ---- Agentic loop ----
 
-/// Calls the model and runs its tools until it calls none; returns its answer. `messages` grows by
-/// whole replies and their results only.
+/// Calls the model and runs its tools until it calls none; returns its answer. `messages` gets
+/// whole replies and their results only, and loses only what `repair` takes out.
 fn al(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<String> {
     let limit = bantam.number("max_al_iterations");
     for _ in 0..limit as u64 {
@@ -238,7 +238,7 @@ fn call_api(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<(Value, Ve
         let text = failure.to_string();
         // ureq's words for an address, a key, a proxy or a certificate that no retry mends.
         let lasting = ["bad uri", "http: ", "invalid proxy url", "invalid peer certificate"];
-        let lasting = lasting.iter().any(|words| text.contains(words));
+        let lasting = !text.starts_with("HTTP") && lasting.iter().any(|it| text.contains(it));
         let retry = retries.next().filter(|_| failure.is::<io::Error>() && !lasting);
         let Some((delay, number)) = retry else { return Err(format!("API error: {text}").into()) };
         bantam.complain(&format!("[retry {number}/9 in {delay}s: {text}]"));
@@ -281,7 +281,7 @@ fn forwarded(bantam: &Bantam) -> Map<String, Value> {
     keys
 }
 
-/// One request and its reply: whole and well-formed, or a failure that has changed nothing.
+/// One request and its reply: whole and well-formed, or a failure, with `messages` as they were.
 fn request(bantam: &mut Bantam, messages: &[Value]) -> Result<(Value, Vec<Value>)> {
     let mut sent = messages.to_vec();
     for fields in sent.iter_mut().filter_map(Value::as_object_mut) {
@@ -354,7 +354,7 @@ fn read_reply(bantam: &mut Bantam, (output, result): Job) -> Result<Value> {
 /// Shows a chunk's text and merges it; says whether the reply is complete with it.
 fn take_chunk(bantam: &mut Bantam, reply: &mut Value, text: &str) -> Result<bool> {
     let mut chunk: Value = serde_json::from_str(text).unwrap_or_default();
-    if let Some(error) = chunk.get("error").filter(|error| !error.is_null()) {
+    if let Some(error) = chunk.get("error").filter(|error| !error.is_null() && **error != "") {
         let status = error.get("code").and_then(|it| it.to_string().trim_matches('"').parse().ok());
         return Err(http_error(status.unwrap_or(502), text));
     }
@@ -431,7 +431,8 @@ fn finish_message(mut message: Value) -> (Value, Vec<Value>) {
             Some(object @ Value::Object(_)) => object.to_string(),
             _ => "{}".into(),
         };
-        let function = json!({"arguments": arguments});
+        let name = Some(text_at(call, "/function/name")).filter(|name| !name.is_empty());
+        let function = json!({"name": name.unwrap_or("unknown"), "arguments": arguments});
         merge(call, json!({"id": id, "type": "function", "function": function}), "");
         call.as_object_mut().map(|fields| fields.shift_remove("index"));
         ids.push(id);
@@ -455,8 +456,7 @@ fn text_of(content: Option<&Value>) -> String {
 }
 
 fn text_at<'a>(value: &'a Value, place: &str) -> &'a str {
-    let place = place.split('/').skip(1).try_fold(value, |value, key| value.get(key));
-    place.and_then(Value::as_str).unwrap_or_default()
+    value.pointer(place).and_then(Value::as_str).unwrap_or_default()
 }
 
 // ---- AL 3: the tools ----
@@ -507,7 +507,7 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
     let (_timer_pipe, timer) = background(move |_| {
         let first = wait(&[ended], limit);
         if first != Some(1) {
-            unsafe { kill(-group, SIGKILL) }; // the whole group: children hold the pipe, too
+            unsafe { kill(-group, 9) }; // SIGKILL, to the group: children hold the pipe, too
         }
         first.is_none()
     })?;
@@ -526,8 +526,10 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
 /// it when the shell ended, which is at most a pipe's size. Of a long output both ends are kept.
 fn read_output(mut output: PipeReader, ended: i32) -> String {
     let (mut kept, mut omitted, mut late) = (Vec::new(), 0, 0);
-    let mut block = vec![0; PIPE_SIZE];
-    while late < PIPE_SIZE && wait(&[output.as_raw_fd(), ended], f64::INFINITY) == Some(1) {
+    let (mut block, fd) = (vec![0; 65_536], output.as_raw_fd()); // as much as a pipe holds
+    // Asked once more when the shell has ended: it may have written between two looks of `poll`.
+    let more = || wait(&[fd, ended], f64::INFINITY).is_some() && wait(&[fd], 0.0) == Some(1);
+    while late < block.len() && more() {
         let shell_ended = wait(&[ended], 0.0) == Some(1);
         let Ok(length @ 1..) = output.read(&mut block) else { break };
         late += if shell_ended { length } else { 0 };
@@ -581,15 +583,14 @@ fn require(condition: bool, text: &str) -> Result<()> {
 }
 
 /// An HTTP error, with the server's reason wherever it put it, else the body's beginning.
-fn http_error(status: u16, body: &str) -> Error {
+fn http_error(code: u16, body: &str) -> Error {
     let value: Value = serde_json::from_str(body).unwrap_or_default();
     let value = value.get(0).unwrap_or(&value); // Google sends a list
     let places = ["/error/message", "/error", "/message", "/detail"];
     let reason = places.iter().map(|place| text_at(value, place)).find(|text| !text.is_empty());
     let reason = reason.map_or_else(|| body.trim().chars().take(500).collect(), String::from);
-    let text = format!("HTTP {status}: {reason}");
-    let busy = matches!(status, 408 | 429 | 500..=599);
-    if busy { io::Error::other(text).into() } else { text.into() }
+    let text = format!("HTTP {code}: {reason}");
+    if matches!(code, 408 | 429 | 500..=599) { io::Error::other(text).into() } else { text.into() }
 }
 
 /// Starts an HTTP request in a thread, since nothing can break off a name look-up, a connection
@@ -700,7 +701,8 @@ fn session(id: &str) -> Result<(String, Vec<Value>)> {
 
 /// Replaces the conversation by a saved one, under the current system prompt.
 fn load(bantam: &mut Bantam, messages: &mut Vec<Value>, id: &str) -> Result<()> {
-    let (summary, loaded) = session(id)?;
+    let (summary, loaded) = session(id).map_err(|error| format!("session {id}: {error}"))?;
+    let _ = save(bantam, messages, &project_id()); // now: the loaded one may be what it replaces
     say(&format!("loaded {id}: {} messages", loaded.len()));
     let old_system = loaded.first().is_some_and(|message| text_at(message, "/role") == "system");
     messages.splice(1.., loaded.into_iter().skip(old_system.into()));
@@ -732,6 +734,7 @@ fn command(bantam: &mut Bantam, messages: &mut Vec<Value>, line: &str) -> Result
         ("/save", name) => {
             let id = if name.is_empty() { project_id() } else { name.into() };
             session_file(&id)?; // a bad name, before the model is asked
+            require(messages.len() > 1, "there is no conversation yet")?;
             bantam.summary = ask_model(bantam, messages, SUMMARY_PROMPT).unwrap_or_default();
             save(bantam, messages, &id)?;
             say(&format!("saved as {id}"));
@@ -748,9 +751,8 @@ fn command(bantam: &mut Bantam, messages: &mut Vec<Value>, line: &str) -> Result
         ("/load", start) if !start.is_empty() => {
             let found = saved_sessions(start)?;
             let exact = session_file(start).is_ok_and(|file| file.exists());
-            require(exact || found.lines().count() == 1, &format!("{start}: not one of\n{found}"))?;
+            require(exact || found.lines().count() == 1, &format!("no session {start}\n{found}"))?;
             let id = if exact { start } else { found.split(' ').next().unwrap_or_default() };
-            let _ = save(bantam, messages, &project_id());
             load(bantam, messages, id)?;
         }
         ("/compact", "") => compact(bantam, messages)?,
@@ -774,7 +776,6 @@ fn compact(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<()> {
 
 /// The model's answer to a question about the conversation, which itself stays as it is.
 fn ask_model(bantam: &mut Bantam, messages: &[Value], question: &str) -> Result<String> {
-    require(messages.len() > 1, "there is no conversation yet")?;
     let mut copy = messages.to_vec();
     push_user(&mut copy, question);
     let text = text_of(call_api(bantam, &mut copy)?.0.get("content"));
@@ -837,10 +838,10 @@ fn report_tokens(bantam: &mut Bantam) {
         /cache_read_input_tokens";
     let mut contexts = bantam.usages.iter().map(|usage| usage.get("prompt_tokens")?.as_f64());
     let Some(last) = contexts.rfind(Option::is_some).flatten() else { return };
-    let models = bantam.models.as_mut().and_then(Option::take);
+    let models = bantam.models.as_mut().filter(|_| !interrupted()).and_then(Option::take);
     let _ = models.map(|job| read_models(bantam, job, 1.0, false));
     let tokens = |place| move |usage: &Value| usage.pointer(place)?.as_u64();
-    let sum = |place| bantam.usages.iter().filter_map(tokens(place)).reduce(|a, b| a + b);
+    let sum = |place| bantam.usages.iter().filter_map(tokens(place)).reduce(u64::saturating_add);
     let prompt = sum("/prompt_tokens").unwrap_or(0);
     let completion = sum("/completion_tokens").unwrap_or(0);
     let cached = CACHED.split(' ').find_map(sum).map_or(String::new(), |cached| {
@@ -871,14 +872,15 @@ fn config_file() -> Option<&'static str> {
     [".bantam.cfg", "model.cfg"].into_iter().find(|file| Path::new(file).exists())
 }
 
-/// Main 2: the defaults, the file, the overrides, in this order.
+/// Main 2: the defaults, the file, the command line, BANTAM_TOOLS_DIR; the last one wins.
 fn read_config(mut overrides: Vec<String>) -> Result<BTreeMap<String, String>> {
     let tools = env::var("BANTAM_TOOLS_DIR").ok().filter(|folder| !folder.is_empty());
     overrides.extend(tools.map(|folder| format!("bantam_tools_dir={folder}")));
     let file = config_file().unwrap_or_default();
     let text = config_file().map_or(Ok(String::new()), fs::read_to_string);
     let text = text.map_err(|error| format!("{file}: {error}"))?;
-    let lines = text.lines().zip(1..).map(|(line, n)| (format!("{file}, line {n}"), line.trim()));
+    let lines = text.trim_start_matches('\u{feff}').lines().zip(1..); // a mark of Windows
+    let lines = lines.map(|(line, n)| (format!("{file}, line {n}"), line.trim()));
     let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
     let defaults = OWN.split(' ').chain(SENT.split(' ')).map(|pair| (String::new(), pair));
     let overrides = overrides.iter().map(|pair| (pair.clone(), pair.as_str()));
@@ -947,7 +949,7 @@ impl Bantam {
 
     /// Shows a piece of a turn.
     fn show(&mut self, (begin, end): (&str, &'static str), style: &str, text: &str) {
-        if self.text("quiet") != "true" && !text.is_empty() {
+        if !text.is_empty() && self.text("quiet") != "true" {
             if self.line_end != end || end.is_empty() {
                 self.end_line();
                 print(&self.paint("36", begin)); // cyan
@@ -968,7 +970,7 @@ impl Bantam {
         let _ = writeln!(io::stderr(), "{}", self.paint("31", &sanitize(text)));
     }
 
-    /// Complains about a failure.
+    /// The outcome's value; a failure is shown instead.
     fn report<T>(&mut self, outcome: Result<T>) -> Option<T> {
         outcome.map_err(|failure| self.complain(&failure.to_string())).ok()
     }
@@ -976,6 +978,7 @@ impl Bantam {
 
 /// Asks on standard error; the end of input and Ctrl+C are no.
 fn ask(question: &str, yes: &[&str]) -> bool {
+    unsafe { tcflush(0, 0) }; // TCIFLUSH: what was typed ahead is no answer
     let _ = write!(io::stderr(), "{}", sanitize(question));
     yes.contains(&read_line().unwrap_or_default().as_str())
 }
@@ -1001,7 +1004,6 @@ fn read_prompt() -> String {
 // ---- Around the algorithm: operating system ----
 
 const SIGINT: i32 = 2;
-const SIGKILL: i32 = 9;
 
 #[repr(C)]
 struct PollFd(i32, i16, i16); // descriptor, events to wait for (1: POLLIN), events that came
@@ -1011,6 +1013,7 @@ unsafe extern "C" {
     fn signal(signal: i32, handler: usize) -> usize;
     fn kill(process: i32, signal: i32) -> i32;
     fn setsid() -> i32;
+    fn tcflush(descriptor: i32, queue: i32) -> i32;
 }
 
 /// Signals write their number here, and it stays until `take_signal` reads it: so no wait misses
@@ -1054,11 +1057,11 @@ fn take_signal() -> i32 {
 /// `poll`, since iSH gets every other way to sleep wrong.
 fn wait(descriptors: &[i32], limit: f64) -> Option<usize> {
     let _ = io::stdout().flush();
-    let milliseconds = (limit * 1000.0) as i32; // which ends at a fortnight or so
+    let milliseconds = (limit * 1000.0) as i32; // at most 24 days; below 0 is for ever
     let signals = SIGNAL_PIPE.get().map_or(-1, |(reader, _)| reader.as_raw_fd());
     let descriptors = iter::once(&signals).chain(descriptors);
     let mut files: Vec<PollFd> = descriptors.map(|fd| PollFd(*fd, 1, 0)).collect();
-    while unsafe { poll(files.as_mut_ptr(), files.len(), milliseconds) } < 0 {} // a signal came
+    while unsafe { poll(files.as_mut_ptr(), files.len(), milliseconds) } < 0 {} // EINTR
     files.iter().position(|PollFd(_, _, came)| *came != 0)
 }
 

@@ -414,3 +414,21 @@ fn a_command_of_the_users_is_not_asked_about() {
     assert_eq!((run.status, run.stderr.as_str()), (0, ""), "{run}");
     assert!(place.path("ran").exists(), "{run}");
 }
+
+#[test]
+fn what_was_typed_ahead_does_not_confirm() {
+    let gate = Gate::default();
+    let call = Reply::calls(&[("c", "shell_exec", r#"{"command":"touch ran"}"#)]).held(&gate);
+    let (server, place) = (Server::start([call, Reply::text("done")]), Place::new());
+    let mut terminal = place.terminal(&server, &["confirm=true"]);
+    terminal.wait_for("> ");
+    terminal.type_text("do it\r");
+    server.wait_for_requests(1);
+    terminal.type_text("y\r");
+    terminal.wait_for("y\r\n"); // echoed, and so in the terminal's queue
+    gate.open();
+    terminal.wait_for("Run it? [y/N] ");
+    terminal.type_text("n\r");
+    terminal.wait_for("done");
+    assert!(!place.path("ran").exists());
+}

@@ -265,3 +265,12 @@ fn confirm_is_decided_by_its_key() {
         assert_eq!(place.path("ran").exists(), runs, "{run}");
     }
 }
+
+#[test]
+fn the_byte_order_mark_of_windows_editors_is_no_part_of_the_first_key() {
+    let (server, place) = (Server::start([Reply::text("hi")]), Place::new());
+    place.write("model.cfg", format!("\u{feff}endpoint={}\r\nmodel=m\r\n", server.url()));
+    let run = place.mb_alone(&["-"]).stdin("hello").run();
+    assert_eq!((run.status, server.requests().len()), (0, 1), "{run}");
+    assert_eq!(server.requests()[0].body["model"], "m");
+}

@@ -605,3 +605,23 @@ fn a_server_that_closes_after_each_reply_is_no_failure() {
     assert_eq!(run.status, 0, "{run}");
     assert_eq!((retries(&run).len(), server.requests().len()), (0, 3), "{run}");
 }
+
+#[test]
+fn a_gateways_own_words_do_not_make_a_failure_final() {
+    for text in ["net/http: TLS handshake timeout", "bad uri", "invalid peer certificate"] {
+        let bad =
+            Reply::status(502, &format!(r#"{{"error":{{"message":"Get \\"u\\": {text}"}}}}"#));
+        let (server, run) = ask([bad, Reply::text("fine")]);
+        assert_eq!((run.status, server.requests().len()), (0, 2), "{run}");
+        assert!(run.stderr.contains("[retry 1/9 in 1s: HTTP 502: "), "{run}");
+    }
+}
+
+#[test]
+fn an_empty_error_beside_an_answer_is_none() {
+    let message = json!({"role": "assistant", "content": "fine"});
+    let choice = json!({"index": 0, "message": message, "finish_reason": "stop"});
+    let (server, run) = ask([Reply::json(json!({"error": "", "choices": [choice]}))]);
+    assert_eq!((run.status, server.requests().len()), (0, 1), "{run}");
+    assert!(run.stdout.contains("fine"), "{run}");
+}

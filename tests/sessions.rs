@@ -615,3 +615,31 @@ fn a_home_folder_that_cannot_be_written_stops_no_turn() {
         assert_eq!(server.requests()[1].roles(), ["system", "user", "assistant", "user"], "{run}");
     }
 }
+
+#[test]
+fn loading_the_projects_own_session_after_another_gives_its_own() {
+    let (server, place) = (Server::start([Reply::text("ok")]), Place::new());
+    let own = place.project_id();
+    put_talk(&place, &own, "mine");
+    put_talk(&place, "other", "theirs");
+    let run = place.run(&server, &[], &format!("/load other\n/load {own}\nnext\n"));
+    assert_eq!(server.requests()[0].messages()[1]["content"], "mine", "{run}");
+}
+
+#[test]
+fn save_without_a_conversation_says_so_and_asks_nothing() {
+    let (server, place) = (Server::start([]), Place::new());
+    let run = place.run(&server, &[], "/save name\n");
+    assert!(run.stderr.contains("no conversation"), "{run}");
+    assert!(!run.stdout.contains("saved"), "{run}");
+    assert_eq!((server.requests().len(), files(&place).len()), (0, 0), "{run}");
+}
+
+#[test]
+fn a_session_that_is_not_loaded_is_named() {
+    let (server, place) = (Server::start([]), Place::new());
+    put(&place, "broken", "{", 0);
+    let run = place.run(&server, &[], "/load broken\n/continue\n");
+    assert!(run.stderr.contains("session broken: "), "{run}");
+    assert!(run.stderr.contains(&format!("session {}: ", place.project_id())), "{run}");
+}

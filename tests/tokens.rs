@@ -369,3 +369,15 @@ fn a_list_that_does_not_come_holds_no_tool_call_and_no_later_turn() {
     assert_eq!((run.status, token_lines(&run).len()), (0, 3), "{run}");
     assert!(start.elapsed() < Duration::from_secs(25), "{run}");
 }
+
+#[test]
+fn absurd_counts_are_no_crash() {
+    let call = Reply::calls(&[("c", "shell_exec", r#"{"command":"true"}"#)]);
+    let server = Server::start([
+        call.with_usage(u64::MAX - 9, 0, 9),
+        Reply::text("done").with_usage(u64::MAX - 9, 0, 9),
+    ]);
+    let run = Place::new().run(&server, &["-"], "hello");
+    assert_eq!(run.status, 0, "{run}");
+    assert!(run.stdout.contains("[tokens: 18446744073709551615 prompt"), "{run}");
+}

@@ -7,6 +7,15 @@
 //! banner "Around the algorithm" come HTTP, sessions, commands, configuration, terminal and
 //! operating system.
 //!
+//! Main: 1 the system prompt, 2 the settings, 3 a conversation that begins with it, 4 FILE as the
+//! one prompt, 5 or prompts and commands line by line, 6 a turn for each prompt. AL: 1 call the
+//! model, 2 store its message, 3 run its calls and store their results, and back to 1; 4 without
+//! calls, the turn is over.
+//!
+//! Errors are texts; of an API call, an `io::Error` is worth a retry and any other is not. Output:
+//! `print` is raw, `say` a line, `show` a piece of a turn (silent with `quiet`), `complain` and
+//! `report` go to standard error. Whatever comes from outside is sanitized before it is shown.
+//!
 //! Messages are never anything but JSON, so that fields unknown here survive. The main thread is
 //! plain blocking code, and all that it waits for is a file descriptor: what is none (an HTTP call,
 //! the end of a child) runs in a thread that holds a pipe. So there is one way to sleep for long,
@@ -70,7 +79,8 @@ const REASONED: (&str, &str) = ("--- reasoning start ---\n", "\n--- reasoning en
 const STATUS: (&str, &str) = ("", "\r\x1b[K"); // erases itself, and a ^C behind it
 const REASONING: [&str; 2] = ["reasoning_content", "reasoning"]; // two servers' names for it
 
-/// What the program carries through a run; the conversation itself is `messages`.
+/// What the program carries through a run. The conversation itself is `messages`: its first one is
+/// always the system message, so that a length of 1 is an empty conversation.
 #[derive(Default)]
 struct Bantam {
     cfg: BTreeMap<String, String>,
@@ -165,6 +175,7 @@ fn answer(bantam: &mut Bantam, messages: &mut Vec<Value>, prompt: &str) -> Resul
     push_user(messages, prompt);
     bantam.usages.clear();
     let outcome = al(bantam, messages);
+    // With `quiet`, nothing has been shown so far.
     outcome.iter().filter(|_| bantam.text("quiet") == "true").for_each(|text| say(text));
     report_tokens(bantam);
     outcome.map(|_| 0)
@@ -231,6 +242,7 @@ fn call_api(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<(Value, Ve
     loop {
         let failure = match request(bantam, messages) {
             _ if interrupted() => return Err("[interrupted]".into()),
+            // The request is another one now: at once, and no retry is spent.
             Err(failure) if repair(bantam, messages, &failure.to_string()) => continue,
             Err(failure) => failure,
             reply => return reply,
@@ -292,6 +304,7 @@ fn request(bantam: &mut Bantam, messages: &[Value]) -> Result<(Value, Vec<Value>
     body.insert("tools".into(), serde_json::from_str(TOOLS)?);
     let kind = if io::stdout().is_terminal() { STATUS } else { LINE };
     bantam.show(kind, "1;90", "...requesting..."); // bold dark
+    // For the context window: asked for beside the first request, read by `report_tokens`.
     if bantam.models.is_none() {
         bantam.models = Some(start(bantam, "GET", "/models", String::new()).ok());
     }
@@ -328,7 +341,7 @@ fn read_reply(bantam: &mut Bantam, (output, result): Job) -> Result<Value> {
         let line = match read_until(&mut pipe, b'\n', limit) {
             Ok(line) if !line.is_empty() => line,
             Err(failure) if !complete => {
-                // Or the server goes on with what nobody reads.
+                // Closes the connection, or the server goes on with what nobody reads.
                 bantam.http.take().into_iter().for_each(ureq::Agent::shutdown);
                 return Err(failure);
             }
@@ -358,6 +371,7 @@ fn take_chunk(bantam: &mut Bantam, reply: &mut Value, text: &str) -> Result<bool
         let status = error.get("code").and_then(|it| it.to_string().trim_matches('"').parse().ok());
         return Err(http_error(status.unwrap_or(502), text));
     }
+    // Some servers send a `message` in place of a `delta`; some nothing but usage at the end.
     let choice = chunk.get_mut("choices").and_then(|choices| choices.get_mut(0));
     let mut choice = choice.map(Value::take).unwrap_or_default();
     let mut at = |key| choice.get_mut(key).map(Value::take).filter(Value::is_object);
@@ -426,6 +440,7 @@ fn finish_message(mut message: Value) -> (Value, Vec<Value>) {
         while id.is_empty() || ids.contains(&id) {
             id = format!("{id}call{}", ids.len());
         }
+        // What is taken leaves null behind, so that the merge below sets and does not append.
         let arguments = match call.pointer_mut("/function/arguments").map(Value::take) {
             Some(Value::String(text)) => text,
             Some(object @ Value::Object(_)) => object.to_string(),
@@ -437,6 +452,7 @@ fn finish_message(mut message: Value) -> (Value, Vec<Value>) {
         call.as_object_mut().map(|fields| fields.shift_remove("index"));
         ids.push(id);
     }
+    // The calls keep what the model sent, so that it can be told; what goes back is mended.
     let calls = stored.clone();
     for place in stored.iter_mut().filter_map(|call| call.pointer_mut("/function/arguments")) {
         let valid = serde_json::from_str::<Map<String, Value>>(place.as_str().unwrap_or_default());
@@ -466,6 +482,7 @@ fn run_tool(bantam: &Bantam, call: &Value) -> Result<String> {
     require(!interrupted(), "[interrupted]")?;
     let arguments: Map<String, Value> = serde_json::from_str(text_at(call, "/function/arguments"))
         .map_err(|error| format!("the arguments should be a JSON object: {error}"))?;
+    // Sanitized after parsing, where an escaped \u202e has become what it is.
     let text = |name: &str| {
         let text = arguments.get(name).and_then(Value::as_str);
         text.map(sanitize).ok_or_else(|| format!("{name} should be a string"))
@@ -566,7 +583,7 @@ fn write_file(path: &str, content: &str, offset: u64, del_bytes: u64) -> Result<
 /// Keeps ASCII space, tab, newline and printable Unicode. All else (escape sequences, invisible and
 /// direction-changing characters) can hide instructions from the user, or fool the terminal.
 fn sanitize(text: &str) -> String {
-    // `escape_debug` escapes what is not printable, and behind a letter no combining mark.
+    // `escape_debug` escapes what is not printable; a combining mark only at the start, so: "a".
     let printable = |c: char| !format!("a{c}").escape_debug().any(|escaped| escaped == '\\');
     let kept = |c: char| matches!(c, '\t' | '\n' | ' '..='~') || (!c.is_ascii() && printable(c));
     text.chars().filter(|c| kept(*c)).collect()
@@ -668,7 +685,7 @@ fn project_id() -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// `~/.bantam/sessions/<id>.json`
+/// `~/.bantam/sessions/<id>.json`. Any valid id, such as `-`, tells whether there is a home.
 fn session_file(id: &str) -> Result<PathBuf> {
     let home = env::var_os("HOME").filter(|home| !home.is_empty());
     let home = home.ok_or("HOME is not set: no sessions")?;
@@ -689,7 +706,7 @@ fn save(bantam: &Bantam, messages: &[Value], id: &str) -> Result<()> {
     Ok(replace_file(&file, session.as_bytes(), Some(Permissions::from_mode(0o600)))?)
 }
 
-/// A session's summary and messages.
+/// A session's summary and messages. A file that is a bare list of messages will do, too.
 fn session(id: &str) -> Result<(String, Vec<Value>)> {
     let mut session: Value = serde_json::from_slice(&fs::read(session_file(id)?)?)?;
     let summary = text_at(&session, "/summary").lines().take(1).collect();
@@ -710,7 +727,8 @@ fn load(bantam: &mut Bantam, messages: &mut Vec<Value>, id: &str) -> Result<()> 
     Ok(())
 }
 
-/// The saved sessions whose ids begin with `start`, newest first: id and UTC time, a line each.
+/// The saved sessions whose ids begin with `start`, newest first: id and UTC time, a line each. By
+/// the shell, as std knows no calendar.
 fn saved_sessions(start: &str) -> Result<String> {
     const LIST: &str = r#"cd "$0" && ls -t | while read -r file; do case $file in "$1"*.json)
         echo "${file%.json}  $(date -u -r "$file" '+%Y-%m-%d %H:%M')" ;; esac; done"#;
@@ -789,6 +807,7 @@ fn configure(bantam: &mut Bantam, messages: &mut Vec<Value>, rest: &str) -> Resu
     let (key, value) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
     if value.is_empty() {
         for (name, value) in bantam.cfg.iter().filter(|(name, _)| key.is_empty() || *name == key) {
+            // Of a key, its last four characters.
             let skip = if name == "api_key" { value.chars().count().saturating_sub(4) } else { 0 };
             say(&format!("{name}={}", value.chars().skip(skip).collect::<String>()));
         }
@@ -886,7 +905,7 @@ fn read_config(mut overrides: Vec<String>) -> Result<BTreeMap<String, String>> {
     let overrides = overrides.iter().map(|pair| (pair.clone(), pair.as_str()));
     let mut cfg = BTreeMap::new();
     for (place, line) in defaults.chain(lines).chain(overrides) {
-        let (key, value) = line.split_once('=').unwrap_or_default();
+        let (key, value) = line.split_once('=').unwrap_or_default(); // without `=`, `set` refuses
         set(&mut cfg, key.trim(), value.trim()).map_err(|error| format!("{place}: {error}"))?;
     }
     Ok(cfg)
@@ -898,6 +917,7 @@ fn set(cfg: &mut BTreeMap<String, String>, key: &str, text: &str) -> Result<()> 
     let good = !key.is_empty() && !key.starts_with('#') && !key.contains('=');
     require(good && !text.contains('\n'), "a setting is one line, key=value")?;
     let default = default(OWN, key).or(default(SENT, key)).unwrap_or_default();
+    // What is no JSON is null, as the empty text is: such a default takes any text.
     let kind = |text: &str| mem::discriminant(&serde_json::from_str(text).unwrap_or(Value::Null));
     let right = text.is_empty() || kind(default) == kind("") || kind(text) == kind(default);
     require(right, &format!("{key} should be of the kind of its default, {default}"))?;
@@ -938,7 +958,7 @@ impl Bantam {
         self.text(key).parse().unwrap_or_default()
     }
 
-    /// The text in an ANSI style.
+    /// The text in an ANSI style: 1;90 bold dark, 2 dim, 31 red, 32 green, 33 yellow, 36 cyan.
     fn paint(&self, style: &str, text: &str) -> String {
         let set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
         let auto = self.text("color") == "auto" && io::stdout().is_terminal();
@@ -1032,6 +1052,7 @@ extern "C" fn on_signal(number: i32) {
 fn catch_signals() {
     SIGNAL_PIPE.get_or_init(|| io::pipe().unwrap_or_else(|_| quit(1, "pipe", "none left")));
     for number in [1, SIGINT, 15] {
+        // SIGHUP, SIGINT, SIGTERM.
         // 1 is SIG_IGN: what `nohup` or a shell's `&` had mb ignore stays ignored.
         if unsafe { signal(number, 1) } != 1 {
             unsafe { signal(number, on_signal as *const () as usize) };
@@ -1039,6 +1060,7 @@ fn catch_signals() {
     }
 }
 
+/// Whether a signal has come, any of the three, that `take_signal` has not taken yet.
 fn interrupted() -> bool {
     wait(&[], 0.0).is_some()
 }
@@ -1065,7 +1087,8 @@ fn wait(descriptors: &[i32], limit: f64) -> Option<usize> {
     files.iter().position(|PollFd(_, _, came)| *came != 0)
 }
 
-/// Text up to the byte `end`, or else to the end of input. Sleeps only in `wait`.
+/// Text up to the byte `end`, or else to the end of input, which an error counts as. `limit` is in
+/// seconds, between two bytes.
 fn read_until(pipe: &mut BufReader<File>, end: u8, limit: f64) -> Result<String> {
     let mut bytes = Vec::new();
     while bytes.last() != Some(&end) {
@@ -1088,7 +1111,8 @@ fn read_line() -> Result<String> {
     read_until(&mut BufReader::with_capacity(1, input), b'\n', f64::INFINITY)
 }
 
-/// Work in a thread: a pipe, which carries what the work writes and ends with it, and its result.
+/// Work in a thread: a pipe, which carries what the work writes and ends with it, and its result,
+/// which is there before the pipe ends.
 type Job<T = Result<()>> = (File, mpsc::Receiver<T>);
 
 fn background<T: Send + 'static>(

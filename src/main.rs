@@ -961,9 +961,9 @@ impl Bantam {
     /// The text in an ANSI style: 1;90 bold dark, 2 dim, 31 red, 32 green, 33 yellow, 36 cyan.
     fn paint(&self, style: &str, text: &str) -> String {
         let set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
-        let auto = self.text("color") == "auto" && io::stdout().is_terminal();
-        let auto = auto && !set("NO_COLOR") && !set("BANTAM_NO_COLOR");
-        let color = (auto || self.text("color") == "always") && ![style, text].contains(&"");
+        let auto = || io::stdout().is_terminal() && !set("NO_COLOR") && !set("BANTAM_NO_COLOR");
+        let key = self.text("color");
+        let color = ![style, text].contains(&"") && (key == "always" || key == "auto" && auto());
         if color { format!("\x1b[{style}m{text}\x1b[0m") } else { text.into() }
     }
 

@@ -311,9 +311,7 @@ fn request(bantam: &mut Bantam, messages: &[Value]) -> Result<(Value, Vec<Value>
     let job = start(bantam, "POST", "/chat/completions", serde_json::to_string(&body)?);
     let reply = job.and_then(|job| read_reply(bantam, job));
     bantam.end_line();
-    let mut reply = reply?;
-    let mut part = |key| reply.get_mut(key).map(Value::take).unwrap_or_default();
-    let (usage, finish, message) = (part("usage"), part("finish"), part("message"));
+    let [message, finish, usage] = reply?;
     bantam.usages.extend(Some(usage).filter(Value::is_object));
     let (message, calls) = finish_message(message);
     let finish = finish.as_str().unwrap_or("none");
@@ -328,10 +326,13 @@ fn request(bantam: &mut Bantam, messages: &[Value]) -> Result<(Value, Vec<Value>
 
 // ---- AL 1 and 2: the reply ----
 
+/// A message as far as it has come, its finish reason, and usage.
+type Reply = [Value; 3];
+
 /// Reads server-sent events, or one JSON object, whatever was asked for: servers send both. All
-/// chunks merge into one `{message, finish, usage}`.
-fn read_reply(bantam: &mut Bantam, (output, result): Job) -> Result<Value> {
-    let (mut reply, mut rest, mut complete) = (Value::Null, String::new(), false);
+/// chunks merge into one reply.
+fn read_reply(bantam: &mut Bantam, (output, result): Job) -> Result<Reply> {
+    let (mut reply, mut rest, mut complete) = (Reply::default(), String::new(), false);
     let mut pipe = BufReader::new(output);
     let mut limit = bantam.number("timeout");
     loop {
@@ -365,7 +366,7 @@ fn read_reply(bantam: &mut Bantam, (output, result): Job) -> Result<Value> {
 }
 
 /// Shows a chunk's text and merges it; says whether the reply is complete with it.
-fn take_chunk(bantam: &mut Bantam, reply: &mut Value, text: &str) -> Result<bool> {
+fn take_chunk(bantam: &mut Bantam, reply: &mut Reply, text: &str) -> Result<bool> {
     let mut chunk: Value = serde_json::from_str(text).unwrap_or_default();
     if let Some(error) = chunk.get("error").filter(|error| !error.is_null() && **error != "") {
         let status = error.get("code").and_then(|it| it.to_string().trim_matches('"').parse().ok());
@@ -383,8 +384,7 @@ fn take_chunk(bantam: &mut Bantam, reply: &mut Value, text: &str) -> Result<bool
     bantam.show(REASONED, "2", reasoning); // dim
     bantam.show(TEXT, "", &text_of(delta.get("content")));
     let complete = !text_at(&finish, "").is_empty() || (usage.is_object() && choice.is_null());
-    let parts = [("message".into(), delta), ("finish".into(), finish), ("usage".into(), usage)];
-    merge(reply, Map::from_iter(parts).into(), "");
+    reply.iter_mut().zip([delta, finish, usage]).for_each(|(old, new)| merge(old, new, ""));
     Ok(complete)
 }
 
@@ -627,15 +627,17 @@ fn start(bantam: &mut Bantam, method: &str, path: &str, body: String) -> Result<
     let request = request.body(body).map_err(ureq::Error::from)?;
     background(move |pipe| {
         // No timeout of ureq's is set: iSH has none for sockets and would fail every request.
-        let (head, mut body) = agent.run(request).map_err(ureq::Error::into_io)?.into_parts();
+        let (head, body) = agent.run(request).map_err(ureq::Error::into_io)?.into_parts();
         if head.status.is_success() {
             io::copy(&mut body.into_reader(), pipe)?;
             return Ok(());
         }
         let header = |name| head.headers.get(name).and_then(|value| value.to_str().ok());
         let address = header("Location").map(|address| format!("redirected to {address}"));
-        let text = body.with_config().lossy_utf8(true).read_to_string().unwrap_or_default();
-        Err(http_error(head.status.as_u16(), &address.unwrap_or(text)))
+        let mut text = Vec::new(); // as much as came
+        let _ = body.into_reader().take(1 << 20).read_to_end(&mut text);
+        let text = address.unwrap_or(String::from_utf8_lossy(&text).into());
+        Err(http_error(head.status.as_u16(), &text))
     })
 }
 

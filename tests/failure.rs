@@ -625,3 +625,15 @@ fn an_empty_error_beside_an_answer_is_none() {
     assert_eq!((run.status, server.requests().len()), (0, 1), "{run}");
     assert!(run.stdout.contains("fine"), "{run}");
 }
+
+#[test]
+fn an_error_body_that_breaks_off_or_is_no_utf8_still_gives_its_reason() {
+    let head = "HTTP/1.1 401 Unauthorized\r\nContent-Length: 99\r\n\r\n";
+    let cut = Reply::raw(format!(r#"{head}{{"error":{{"message":"bad key"}}}}"#)).cut();
+    let latin = Reply::raw(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 8\r\n\r\nbad caf\xe9");
+    for (reply, reason) in [(cut, "bad key"), (latin, "bad caf\u{fffd}")] {
+        let (server, run) = ask([reply]);
+        assert_eq!((run.status, server.requests().len()), (1, 1), "{run}");
+        assert!(run.stderr.contains(&format!("API error: HTTP 401: {reason}")), "{run}");
+    }
+}

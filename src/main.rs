@@ -1104,7 +1104,7 @@ fn read_until(pipe: &mut BufReader<File>, end: u8, limit: f64) -> Result<String>
             break;
         }
     }
-    Ok(String::from_utf8_lossy(&bytes).into())
+    Ok(String::from_utf8(bytes).unwrap_or_else(|it| String::from_utf8_lossy(it.as_bytes()).into()))
 }
 
 /// A line of standard input, read byte by byte as shells do: the rest stays where it is.

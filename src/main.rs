@@ -372,7 +372,8 @@ fn take_chunk(bantam: &mut Bantam, reply: &mut Reply, text: &str) -> Result<bool
         let status = error.get("code").and_then(|it| it.to_string().trim_matches('"').parse().ok());
         return Err(http_error(status.unwrap_or(502), text));
     }
-    // Some servers send a `message` in place of a `delta`; some nothing but usage at the end.
+    // Some servers send a `message` in place of a `delta`; in a stream's last chunk there may be
+    // usage and no choice.
     let choice = chunk.get_mut("choices").and_then(|choices| choices.get_mut(0));
     let mut choice = choice.map(Value::take).unwrap_or_default();
     let mut at = |key| choice.get_mut(key).map(Value::take).filter(Value::is_object);
@@ -389,7 +390,8 @@ fn take_chunk(bantam: &mut Bantam, reply: &mut Reply, text: &str) -> Result<bool
 }
 
 /// Merges a delta into what has come: some texts grow, objects and lists merge, any other value
-/// replaces. An empty text replaces none: some servers repeat `"name": ""`.
+/// replaces. An empty text replaces none: some servers repeat `"name": ""`. What comes into an empty
+/// place is taken as it is, so that in a whole reply each call stands for itself.
 fn merge(old: &mut Value, new: Value, key: &str) {
     const GROWING: [&str; 7] =
         ["content", "reasoning_content", "reasoning", "arguments", "text", "summary", "data"];

@@ -390,8 +390,8 @@ fn take_chunk(bantam: &mut Bantam, reply: &mut Reply, text: &str) -> Result<bool
 }
 
 /// Merges a delta into what has come: some texts grow, objects and lists merge, any other value
-/// replaces. An empty text replaces none: some servers repeat `"name": ""`. What comes into an empty
-/// place is taken as it is, so that in a whole reply each call stands for itself.
+/// replaces. An empty text replaces none: some servers repeat `"name": ""`. What comes into
+/// an empty place is taken as it is, so that in a whole reply each call stands for itself.
 fn merge(old: &mut Value, new: Value, key: &str) {
     const GROWING: [&str; 7] =
         ["content", "reasoning_content", "reasoning", "arguments", "text", "summary", "data"];

@@ -154,7 +154,8 @@ fn interactive(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<i32> {
         };
         bantam.report(outcome);
         // A turn, /compact and /continue change it. What /load brought is saved when it is used.
-        let changed = !line.starts_with(['!', '/']) || line.starts_with("/co");
+        let turn = !line.trim().is_empty() && !line.starts_with(['!', '/']);
+        let changed = turn || line.starts_with("/co");
         let saved = if changed { save(bantam, messages, &id) } else { Ok(()) };
         bantam.report(saved.map_err(|error| format!("session not saved: {error}").into()));
         signal = take_signal();
@@ -235,7 +236,7 @@ fn answer_call(bantam: &mut Bantam, call: &Value) -> String {
 
 // ---- AL 1: one call of the completions API ----
 
-/// Sends `messages`; returns the assistant's message and its calls. Repairs what the server
+/// AL 1: sends `messages`; returns the assistant's message and its calls. Repairs what the server
 /// refuses, retries what may go away.
 fn call_api(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<(Value, Vec<Value>)> {
     let mut retries = RETRY_DELAYS.into_iter().zip(1..);
@@ -649,6 +650,7 @@ fn new_agent(bantam: &Bantam) -> Result<ureq::Agent> {
         .user_agent("Mozilla/5.0 (compatible; Bantam/1.0)") // gateways answer 403 to others
         .http_status_as_error(false) // or the server's reason is lost
         .max_redirects(0) // or a POST becomes a GET
+        .no_delay(!cfg!(target_arch = "x86")) // no socket option at all on iSH, which has few
         .max_idle_age(Duration::from_secs(3600)); // between two requests a command may run
     let host = bantam.text("endpoint").split("://").last().unwrap_or_default();
     let socks = ["SOCKS_PROXY", "socks_proxy"].iter().find_map(|name| env::var(name).ok());
@@ -817,14 +819,13 @@ fn configure(bantam: &mut Bantam, messages: &mut Vec<Value>, rest: &str) -> Resu
         }
         return Ok(());
     }
-    let value = value.trim();
     let mut cfg = bantam.cfg.clone();
-    set(&mut cfg, key, value)?;
+    set(&mut cfg, key, value.trim())?;
     let text = config_file().map_or(Ok(String::new()), fs::read_to_string)?;
     let mut lines: Vec<&str> = text.split_terminator('\n').collect();
     let is_key = |line: &&str| line.split_once('=').is_some_and(|(name, _)| name.trim() == key);
     let place = lines.iter().rposition(is_key).unwrap_or(lines.len());
-    let line = format!("{key}={value}");
+    let line = format!("{key}={}", value.trim());
     lines.splice(place..lines.len().min(place + 1), [line.as_str()]);
     let (file, text) = (Path::new(".bantam.cfg"), lines.join("\n") + "\n");
     replace_file(file, text.as_bytes(), Some(Permissions::from_mode(0o600)))?;
@@ -873,8 +874,7 @@ fn report_tokens(bantam: &mut Bantam) {
     let window = bantam.window.unwrap_or(bantam.number("context_window"));
     let percent = 100.0 * last / window;
     let used = format!("{prompt} prompt{cached} + {completion} completion");
-    let context = format!("context: {last}/{window} ({percent:.1}%)");
-    bantam.show(LINE, "", &format!("[tokens: {used} | {context}]"));
+    bantam.show(LINE, "", &format!("[tokens: {used} | context: {last}/{window} ({percent:.1}%)]"));
     let used = format!("Context usage is at {percent:.1}% ({last} / {window} tokens).");
     bantam.full = Some(used).filter(|_| percent >= 60.0);
 }

@@ -240,6 +240,7 @@ fn setting_a_key_copies_the_configuration_and_changes_only_its_line() {
         ("p=1\n", "/cfg p {\"order\": [\"a=b\"]}", "p={\"order\": [\"a=b\"]}\n"),
         ("gr\u{fc}n=\u{e9}\n", "/cfg seed 7", "gr\u{fc}n=\u{e9}\nseed=7\n"),
         ("", "/cfg seed 7", "seed=7\n"),
+        ("", "/cfg  seed \t 7 ", "seed=7\n"),
     ] {
         let (place, run) = configure(before, &format!("{line}\n"));
         assert_eq!(place.read(".bantam.cfg"), after, "{run}");

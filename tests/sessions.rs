@@ -618,12 +618,15 @@ fn a_home_folder_that_cannot_be_written_stops_no_turn() {
 
 #[test]
 fn loading_the_projects_own_session_after_another_gives_its_own() {
-    let (server, place) = (Server::start([Reply::text("ok")]), Place::new());
-    let own = place.project_id();
-    put_talk(&place, &own, "mine");
-    put_talk(&place, "other", "theirs");
-    let run = place.run(&server, &[], &format!("/load other\n/load {own}\nnext\n"));
-    assert_eq!(server.requests()[0].messages()[1]["content"], "mine", "{run}");
+    for blank_line in ["", "\n", "  \n"] {
+        let (server, place) = (Server::start([Reply::text("ok")]), Place::new());
+        let own = place.project_id();
+        put_talk(&place, &own, "mine");
+        put_talk(&place, "other", "theirs");
+        let lines = format!("/load other\n{blank_line}/load {own}\nnext\n");
+        let run = place.run(&server, &[], &lines);
+        assert_eq!(server.requests()[0].messages()[1]["content"], "mine", "{blank_line:?}{run}");
+    }
 }
 
 #[test]

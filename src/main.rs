@@ -263,6 +263,7 @@ fn call_api(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<(Value, Ve
 /// Changes what the server refuses, if the error's text tells; says whether it did.
 fn repair(bantam: &mut Bantam, messages: &mut Vec<Value>, error: &str) -> bool {
     if error.contains("content or tool_calls must be set") {
+        // The last assistant message goes, and with it the results of its calls.
         let is = |role| move |message: &Value| text_at(message, "/role") == role;
         let last = messages.iter().rposition(is("assistant"));
         let after = messages.split_off(last.unwrap_or(messages.len()));
@@ -474,6 +475,7 @@ fn text_of(content: Option<&Value>) -> String {
     content.and_then(Value::as_str).into_iter().chain(parts).collect()
 }
 
+/// The text at a JSON pointer (`""` is the value itself), else an empty one.
 fn text_at<'a>(value: &'a Value, place: &str) -> &'a str {
     value.pointer(place).and_then(Value::as_str).unwrap_or_default()
 }

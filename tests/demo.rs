@@ -64,6 +64,9 @@ fn a_whole_turn_as_a_user_sees_it() {
     assert_eq!((run.status, run.stderr.as_str()), (0, ""), "{run}");
     assert_eq!(place.read("poems/haiku.txt"), haiku, "{run}");
     let text = screen(&String::from_utf8(shown).unwrap().replace('\n', "\r\n"));
+    let readme = include_str!("../README.md");
+    let block = format!("$ mb prompt.txt\n{text}```");
+    assert!(readme.contains(&block), "the README shows another turn than {block}");
     let mut rest = text.as_str();
     for part in [
         "...requesting...\n",

@@ -5,6 +5,7 @@
 //! limit that only a fault reaches: no test depends on the machine's speed.
 #![allow(dead_code, unused_imports)] // each test file uses a part
 
+mod form;
 mod server;
 
 use std::fs::{self, File};
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 use md5::{Digest, Md5};
 use serde_json::Value;
 
+pub use form::{ANY, ask, fits, mended, text_of, well_formed};
 pub use server::{Gate, Reply, Request, Server, delta, finish, usage};
 
 pub const CTRL_C: u8 = 0x03;

@@ -215,6 +215,7 @@ fn a_key_of_the_environment_is_not_shown_whole() {
     let mb = place.mb(&server, &[]).env("OPENAI_API_KEY", "sk-secret-6789");
     let run = mb.stdin("/cfg\n/cfg api_key\n").run();
     assert!(!format!("{}{}", run.stdout, run.stderr).contains("secret"), "{run}");
+    assert!(run.stdout.contains("api_key"), "{run}");
 }
 
 // ---- /cfg: what it writes

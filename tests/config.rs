@@ -132,8 +132,8 @@ fn the_file_is_looked_for_in_the_current_directory_only() {
 
 #[test]
 fn reading_changes_no_file() {
-    let (_, place, run) = run_with("# mine\r\n model = x \r\n\r\n", [Reply::text("done")]);
-    assert_eq!(run.status, 0, "{run}");
+    let (server, place, run) = run_with("# mine\r\n model = x \r\n\r\n", [Reply::text("done")]);
+    assert_eq!((run.status, server.requests().len()), (0, 1), "{run}");
     assert!(place.read("model.cfg").ends_with("# mine\r\n model = x \r\n\r\n\n"), "{run}");
     let names: Vec<_> = std::fs::read_dir(place.work()).unwrap().flatten().collect();
     assert_eq!(names.len(), 1, "{names:?}{run}");

@@ -34,8 +34,8 @@ fn the_help_and_the_version_are_printed_whatever_the_configuration() {
     for (option, words) in [
         ("-h", ["mb", "FILE", "key=value"]),
         ("--help", ["mb", "FILE", "key=value"]),
-        ("-V", ["mb", env!("CARGO_PKG_VERSION"), "\n"]),
-        ("--version", ["mb", env!("CARGO_PKG_VERSION"), "\n"]),
+        ("-V", ["mb ", ".", "\n"]),
+        ("--version", ["mb ", ".", "\n"]),
     ] {
         let run = place.mb_alone(&[option]).run();
         assert_eq!((run.status, run.stderr.as_str()), (0, ""), "{run}");
@@ -100,7 +100,7 @@ fn a_file_mode_run_does_not_wait_for_its_standard_input() {
     let place = Place::new();
     place.write("p.txt", "hello");
     let run = place.mb(&server, &["p.txt"]).limit(30).start().finish(); // its input stays open
-    assert_eq!(run.status, 0, "{run}");
+    assert_eq!((run.status, server.requests().len()), (0, 2), "{run}");
 }
 
 #[test]

@@ -2,12 +2,12 @@
 //! request is well-formed, and what was stored stays as it was (§3 of the contract).
 //!
 //! Each seed is one run of mb, on pipes or on a terminal. Turns and commands are drawn, the replies
-//! to them, and Ctrl+C; beside them a model of the conversation is kept. Each request and each saved
-//! session has to equal it. `MB_SEEDS=n` runs the seeds below n, `MB_SEED=k` that one. A failure
-//! shows its seed and steps.
+//! to them, and Ctrl+C; beside them a model of the conversation is kept. Each request and each
+//! saved session has to equal it. `MB_SEEDS=n` runs the seeds below n, `MB_SEED=k` that one. A
+//! failure shows its seed and steps.
 //!
-//! `random.json` has what is drawn from; `{n}` becomes a number, `<any>` is any text. A call has its
-//! `result` and, if it runs, what the file `log` holds then.
+//! `random.json` has what is drawn from; `{n}` becomes a number, `<any>` is any text. A call has
+//! its `result` and, if it runs, what the file `log` holds then.
 
 mod common;
 

@@ -346,6 +346,7 @@ fn a_local_endpoint_needs_no_proxy() {
         let run = mb.run();
         assert_eq!(run.status, 0, "{run}");
         assert_eq!(server.tunnels(), Vec::<String>::new(), "{run}");
+        assert_eq!(server.requests().len(), 1, "{run}");
     }
 }
 

@@ -81,6 +81,7 @@ fn a_reply_that_is_not_streamed_is_shown_in_the_same_order() {
     let streamed = ask(&[], [thoughtful(&[ECHO]), Reply::text("done")]);
     let run = ask(&["stream=false"], [whole(message), Reply::text("done")]);
     assert_eq!(run.stdout, streamed.stdout, "{run}");
+    assert!(run.stdout.contains("Let me see"), "{run}");
 }
 
 #[test]
@@ -379,6 +380,7 @@ fn in_a_pipe_there_are_no_colors_by_default() {
         let script = [thoughtful(&[ECHO, UNKNOWN]), Reply::status(401, "no")];
         let run = ask(args, script);
         assert!(!(run.stdout.clone() + &run.stderr).contains('\u{1b}'), "{run}");
+        assert!(run.stdout.contains("[tool call: "), "{run}");
     }
 }
 
@@ -413,6 +415,7 @@ fn on_a_terminal_there_are_colors_by_default() {
 
 #[test]
 fn on_a_terminal_colors_can_be_turned_off() {
+    assert!(on_a_terminal(&[], &[]).contains("\u{1b}[2m"));
     for (variables, args) in [
         (&[("NO_COLOR", "1")][..], &[][..]),
         (&[("BANTAM_NO_COLOR", "1")], &[]),

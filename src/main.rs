@@ -750,6 +750,7 @@ fn saved_sessions(start: &str) -> Result<String> {
 /// Main 5: a line that starts with `/`.
 fn command(bantam: &mut Bantam, messages: &mut Vec<Value>, line: &str) -> Result<i32> {
     let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+    require(messages.len() > 1 || !["/save", "/compact"].contains(&name), "no conversation yet")?;
     match (name, rest.trim()) {
         ("/help", "") => print(HELP),
         ("/clear", "") => {
@@ -760,7 +761,6 @@ fn command(bantam: &mut Bantam, messages: &mut Vec<Value>, line: &str) -> Result
         ("/save", name) => {
             let id = if name.is_empty() { project_id() } else { name.into() };
             session_file(&id)?; // a bad name, before the model is asked
-            require(messages.len() > 1, "there is no conversation yet")?;
             bantam.summary = ask_model(bantam, messages, SUMMARY_PROMPT).unwrap_or_default();
             save(bantam, messages, &id)?;
             say(&format!("saved as {id}"));

@@ -633,12 +633,14 @@ fn loading_the_projects_own_session_after_another_gives_its_own() {
 }
 
 #[test]
-fn save_without_a_conversation_says_so_and_asks_nothing() {
-    let (server, place) = (Server::start([]), Place::new());
-    let run = place.run(&server, &[], "/save name\n");
-    assert!(run.stderr.contains("no conversation"), "{run}");
-    assert!(!run.stdout.contains("saved"), "{run}");
-    assert_eq!((server.requests().len(), files(&place).len()), (0, 0), "{run}");
+fn without_a_conversation_save_and_compact_say_so_and_ask_nothing() {
+    for line in ["/save name\n", "/save\n", "/compact\n", "!echo hi\n/compact\n"] {
+        let (server, place) = (Server::start([]), Place::new());
+        let run = place.run(&server, &[], line);
+        assert!(run.stderr.contains("no conversation"), "{run}");
+        assert!(!run.stdout.contains("saved"), "{run}");
+        assert_eq!((server.requests().len(), files(&place).len()), (0, 0), "{run}");
+    }
 }
 
 #[test]

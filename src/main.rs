@@ -255,8 +255,7 @@ fn call_api(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<(Value, Ve
         let retry = retries.next().filter(|_| failure.is::<io::Error>() && !lasting);
         let Some((delay, number)) = retry else { return Err(format!("API error: {text}").into()) };
         bantam.complain(&format!("[retry {number}/9 in {delay}s: {text}]"));
-        let woken = wait(&[], delay);
-        require(woken.is_none(), "[interrupted]")?;
+        require(wait(&[], delay).is_none(), "[interrupted]")?;
     }
 }
 
@@ -267,7 +266,9 @@ fn repair(bantam: &mut Bantam, messages: &mut Vec<Value>, error: &str) -> bool {
         let is = |role| move |message: &Value| text_at(message, "/role") == role;
         let last = messages.iter().rposition(is("assistant"));
         let after = messages.split_off(last.unwrap_or(messages.len()));
-        messages.extend(after.into_iter().skip(1).skip_while(is("tool")));
+        for prompt in after.into_iter().skip(1).skip_while(is("tool")) {
+            push_user(messages, &text_of(prompt.get("content"))); // roles alternate again
+        }
         return last.is_some();
     }
     let text = error.strip_prefix("HTTP 400").or(error.strip_prefix("HTTP 422")).unwrap_or("");
@@ -304,8 +305,7 @@ fn request(bantam: &mut Bantam, messages: &[Value]) -> Result<(Value, Vec<Value>
     let mut body = forwarded(bantam);
     body.insert("messages".into(), sent.into());
     body.insert("tools".into(), serde_json::from_str(TOOLS)?);
-    let kind = if io::stdout().is_terminal() { STATUS } else { LINE };
-    bantam.show(kind, "1;90", "...requesting..."); // bold dark
+    bantam.show(if io::stdout().is_terminal() { STATUS } else { LINE }, "1;90", "...requesting...");
     // For the context window: asked for beside the first request, read by `report_tokens`.
     if bantam.models.is_none() {
         bantam.models = Some(start(bantam, "GET", "/models", String::new()).ok());

@@ -335,3 +335,20 @@ fn a_session_full_of_trouble_stays_well_formed_to_its_end() {
     let (requests, _) = talk("", "one\ntwo\nthree\n/compact\nfour\nfive\n", script);
     assert_eq!(requests.len(), 9);
 }
+
+#[test]
+fn after_a_repair_the_roles_alternate_again() {
+    for first in [vec![Reply::text("gone")], vec![Reply::calls(&[ECHO]), Reply::text("gone")]] {
+        let server = Server::start(first);
+        server.push(Reply::status(400, "content or tool_calls must be set"));
+        server.push(Reply::text("two"));
+        let run = Place::new().run(&server, &[], "first\nsecond\n");
+        assert_eq!(run.status, 0, "{run}");
+        let requests = server.requests();
+        let messages = requests.last().unwrap().messages();
+        assert_well_formed(messages);
+        assert!(!messages.iter().any(|message| message["content"] == "gone"), "{run}");
+        let prompt = messages.last().unwrap()["content"].as_str().unwrap();
+        assert!(prompt.ends_with("second"), "{run}");
+    }
+}

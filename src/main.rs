@@ -588,7 +588,8 @@ fn write_file(path: &str, content: &str, offset: u64, del_bytes: u64) -> Result<
 /// Keeps ASCII space, tab, newline and printable Unicode. All else (escape sequences, invisible and
 /// direction-changing characters) can hide instructions from the user, or fool the terminal.
 fn sanitize(text: &str) -> String {
-    // `escape_debug` escapes what is not printable; a combining mark only at the start, so: "a".
+    // `escape_debug` escapes what is not printable, and a combining mark at the start of a text:
+    // hence the "a" before each character.
     let printable = |c: char| !format!("a{c}").escape_debug().any(|escaped| escaped == '\\');
     let kept = |c: char| matches!(c, '\t' | '\n' | ' '..='~') || (!c.is_ascii() && printable(c));
     text.chars().filter(|c| kept(*c)).collect()

@@ -2,56 +2,17 @@
 
 mod common;
 
-use std::collections::HashSet;
 use std::fs;
 
 use common::*;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 const ECHO: (&str, &str, &str) = ("c1", "shell_exec", r#"{"command":"echo hi"}"#);
 
 /// Fails where a conversation breaks a rule of some server.
 fn assert_well_formed(messages: &[Value]) {
-    let shown = serde_json::to_string_pretty(messages).unwrap();
-    let (mut open, mut last) = (Vec::new(), "");
-    for (place, message) in messages.iter().enumerate() {
-        let role = message["role"].as_str().unwrap();
-        assert_eq!(role == "system", place == 0, "one system message, at {place} of {shown}");
-        if role == "tool" {
-            assert!(!open.is_empty(), "an answer to no call, at {place} of {shown}");
-            assert_eq!(message["tool_call_id"], open.remove(0), "at {place} of {shown}");
-            assert!(message["content"].is_string(), "at {place} of {shown}");
-        } else {
-            assert_eq!(open, [""; 0], "calls without an answer, before {place} of {shown}");
-            assert!(last != role, "two {role} messages, at {place} of {shown}");
-            assert!(
-                (last, role) != ("tool", "user"),
-                "a user behind a tool, at {place} of {shown}"
-            );
-        }
-        if role == "assistant" {
-            let calls = message.get("tool_calls").map(|calls| calls.as_array().unwrap());
-            assert!(calls.is_none_or(|calls| !calls.is_empty()), "no calls, at {place} of {shown}");
-            let text = message["content"].as_str().is_some_and(|text| !text.is_empty());
-            assert!(text || calls.is_some(), "neither text nor calls, at {place} of {shown}");
-            open = calls.into_iter().flatten().map(well_formed_call).collect();
-            let ids: HashSet<_> = open.iter().collect();
-            assert_eq!(ids.len(), open.len(), "an id twice, at {place} of {shown}");
-        }
-        last = role;
-    }
-    assert_eq!(open, [""; 0], "calls without an answer, at the end of {shown}");
-}
-
-/// A call's id.
-fn well_formed_call(call: &Value) -> &str {
-    assert_eq!(call.get("index"), None, "{call}");
-    let arguments = call["function"]["arguments"].as_str().unwrap();
-    assert!(serde_json::from_str::<Map<String, Value>>(arguments).is_ok(), "{call}");
-    assert!(call["function"]["name"].is_string(), "{call}");
-    let id = call["id"].as_str().unwrap();
-    assert!(!id.is_empty(), "{call}");
-    id
+    let shown = || serde_json::to_string_pretty(messages).unwrap();
+    well_formed(messages).unwrap_or_else(|rule| panic!("{rule}\nin {}", shown()));
 }
 
 /// Runs these lines against these replies. Whatever was sent and is saved has to be well-formed.

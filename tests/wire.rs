@@ -15,11 +15,10 @@ use std::sync::Mutex;
 use std::thread;
 
 use common::*;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 const REQUESTING: &str = "...requesting...\n";
 const NOISE: &str = ": ping\n\ndata: null\n";
-const ANY: &str = "<any>";
 const MOST_SEGMENTS: usize = 100; // of one reply, so that all of them take seconds, not minutes
 
 struct Case {
@@ -173,7 +172,9 @@ fn check(case: &Case, Shape(_, bytes, segment): Shape, server: &Server, place: &
         assert_eq!(place.read(file), text(content), "{name}: {file}{run}");
     }
     check_trace(&run, &calls, name);
-    requests.iter().for_each(|request| check_form(request, &format!("{name}{run}")));
+    for request in requests {
+        well_formed(request.messages()).unwrap_or_else(|rule| panic!("{name}: {rule}{run}"));
+    }
     let last = requests.last().unwrap();
     if !want["message"].is_object() {
         assert_eq!(last.roles(), ["system", "user"], "{name}: something is stored{run}");
@@ -182,7 +183,7 @@ fn check(case: &Case, Shape(_, bytes, segment): Shape, server: &Server, place: &
     let stored = &last.messages()[2];
     assert!(fits(stored, &want["message"]), "{name}: this is stored\n{stored}{run}");
     if want["message"]["content"] == ANY {
-        assert_eq!(content(stored), want["text"], "{name}: this is stored\n{stored}{run}");
+        assert_eq!(text_of(stored), want["text"], "{name}: this is stored\n{stored}{run}");
     }
     for (message, call) in last.messages()[3..].iter().zip(&calls) {
         let got = text(&message["content"]);
@@ -239,55 +240,5 @@ fn check_trace(run: &Run, calls: &[Value], name: &str) {
             let arguments: Value = serde_json::from_str(arguments).unwrap();
             assert_eq!(&arguments, wanted, "{name}{run}");
         }
-    }
-}
-
-/// A conversation that every server accepts.
-fn check_form(request: &Request, report: &str) {
-    let mut answers = Vec::new(); // the ids that must be answered next
-    for message in request.messages() {
-        if message["role"] == "tool" {
-            assert!(!answers.is_empty(), "a tool message without a call: {report}");
-            assert_eq!(message["tool_call_id"], answers.remove(0), "{report}");
-            continue;
-        }
-        assert!(answers.is_empty(), "a call without a tool message: {report}");
-        let calls = message.get("tool_calls").map(|calls| calls.as_array().expect("calls"));
-        let said = message["role"] != "assistant" || !content(message).is_empty();
-        assert!(calls.map_or(said, |calls| !calls.is_empty()), "an empty message: {report}");
-        for call in calls.into_iter().flatten() {
-            let arguments = text(&call["function"]["arguments"]);
-            let object = serde_json::from_str::<Map<String, Value>>(arguments);
-            assert!(object.is_ok(), "arguments {arguments:?}: {report}");
-            assert!(call.get("index").is_none(), "a call with an index: {report}");
-            let id = text(&call["id"]).to_string();
-            assert!(!id.is_empty() && !answers.contains(&id), "the id {id:?}: {report}");
-            answers.push(id);
-        }
-    }
-    assert!(answers.is_empty(), "a call without a tool message: {report}");
-}
-
-/// The text of a message: its content, or that of its content's parts.
-fn content(message: &Value) -> String {
-    let parts = message["content"].as_array().into_iter().flatten();
-    let parts: String = parts.filter_map(|part| part["text"].as_str()).collect();
-    message["content"].as_str().map_or(parts, str::to_string)
-}
-
-/// Equality, but for `<any>`, which any value that is not empty fits, and for fields of an object
-/// that are null, which may as well be missing.
-fn fits(value: &Value, wanted: &Value) -> bool {
-    match (value, wanted) {
-        (value, Value::String(any)) if any == ANY => !value.is_null() && *value != "",
-        (Value::Object(value), Value::Object(wanted)) => {
-            let keys = value.keys().chain(wanted.keys());
-            let at = |map: &Map<String, Value>, key| map.get(key).cloned().unwrap_or_default();
-            keys.into_iter().all(|key| fits(&at(value, key), &at(wanted, key)))
-        }
-        (Value::Array(value), Value::Array(wanted)) => {
-            value.len() == wanted.len() && value.iter().zip(wanted).all(|(v, w)| fits(v, w))
-        }
-        _ => value == wanted,
     }
 }

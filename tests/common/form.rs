@@ -97,6 +97,7 @@ pub fn mended(message: &Value) -> Value {
 /// arguments whose object is wanted, and for fields that are null, which may as well be missing.
 pub fn fits(value: &Value, wanted: &Value) -> bool {
     match (value, wanted) {
+        (value, Value::String(any)) if any == ANY => !value.is_null() && *value != "",
         (Value::String(text), Value::String(wanted)) => like(text, wanted),
         (Value::String(text), Value::Object(_)) => {
             serde_json::from_str::<Value>(text).is_ok_and(|value| value == *wanted)

@@ -2,6 +2,7 @@
 //! is worth measuring, and `MB_BIN` names another one than cargo's:
 //! `cargo test --release --test bench -- --ignored --nocapture`
 
+#[macro_use]
 mod common;
 
 use std::fs;

@@ -1,5 +1,6 @@
 //! How tool calls are dispatched, what is told of bad ones, and `confirm` (§7 of the contract).
 
+#[macro_use]
 mod common;
 
 use common::*;
@@ -191,7 +192,7 @@ fn a_string_of_another_type_is_an_error_that_names_it() {
 #[test]
 fn an_integer_that_is_none_is_an_error_that_names_it() {
     for name in ["offset", "del_bytes"] {
-        let values = ["-1", "1.5", "true", "[1]", "{}", "1e30", "-0.5"];
+        let values = ["-1", "1.5", "true", "[1]", "{}", "-1e30", "-0.5"];
         let texts = [r#""-1""#, r#""1.5""#, r#""one""#, r#""""#, r#""0x1""#, r#""1 byte""#];
         for value in values.iter().chain(&texts) {
             let arguments = format!(r#"{{"path":"f","content":"x","{name}":{value}}}"#);
@@ -272,163 +273,204 @@ fn a_failed_command_is_no_error_of_the_call() {
 
 // ---- confirm
 
-/// Runs one turn with this call under `confirm`, in FILE mode.
-fn confirmed(stdin: &str, args: &[&str]) -> (Place, String, Run) {
-    let server = Server::start([Reply::calls(&[TOUCH]), Reply::text("done")]);
-    let place = Place::new();
-    place.write("prompt.txt", "do it");
-    let run = place.run(&server, &[&["prompt.txt", "confirm=true"], args].concat(), stdin);
-    assert_eq!(run.status, 0, "{run}");
-    let answer = server.requests()[1].messages()[3]["content"].as_str().unwrap().to_string();
-    (place, answer, run)
-}
+mod needs_confirm {
+    use super::*;
 
-#[test]
-fn with_confirm_a_call_is_shown_and_runs_only_after_a_yes() {
-    for answer in ["y\n", "yes\n"] {
-        let (place, result, run) = confirmed(answer, &[]);
-        assert!(run.stderr.contains(QUESTION), "{run}");
-        assert!((run.stdout.clone() + &run.stderr).contains("touch ran"), "{run}");
-        assert_eq!(result, "it ran\n\n\nexit: 0", "{run}");
-        assert!(place.path("ran").exists(), "{run}");
+    /// Runs one turn with this call under `confirm`, in FILE mode.
+    fn confirmed(stdin: &str, args: &[&str]) -> (Place, String, Run) {
+        confirmed_call(TOUCH.2, stdin, args)
     }
-}
 
-#[test]
-fn anything_but_a_yes_is_a_no() {
-    for answer in ["n\n", "no\n", "\n", "yep\n", "yy\n", "maybe y\n", "0\n", "ja\n", "\u{ff}\n"] {
-        let (place, result, run) = confirmed(answer, &[]);
-        assert!(run.stderr.contains(QUESTION), "{run}");
+    /// The same with other arguments of `shell_exec`.
+    fn confirmed_call(arguments: &str, stdin: &str, args: &[&str]) -> (Place, String, Run) {
+        let call = Reply::calls(&[("c1", "shell_exec", arguments)]);
+        let server = Server::start([call, Reply::text("done")]);
+        let place = Place::new();
+        place.write("prompt.txt", "do it");
+        let run = place.run(&server, &[&["prompt.txt", "confirm=true"], args].concat(), stdin);
+        assert_eq!(run.status, 0, "{run}");
+        let answer = server.requests()[1].messages()[3]["content"].as_str().unwrap().to_string();
+        (place, answer, run)
+    }
+
+    #[test]
+    fn with_confirm_a_call_is_shown_and_runs_only_after_a_yes() {
+        for answer in ["y\n", "yes\n"] {
+            let (place, result, run) = confirmed(answer, &[]);
+            assert!(run.stderr.contains(QUESTION), "{run}");
+            assert!((run.stdout.clone() + &run.stderr).contains("touch ran"), "{run}");
+            assert_eq!(result, "it ran\n\n\nexit: 0", "{run}");
+            assert!(place.path("ran").exists(), "{run}");
+        }
+    }
+
+    #[test]
+    fn anything_but_a_yes_is_a_no() {
+        for answer in ["n\n", "no\n", "\n", "yep\n", "yy\n", "maybe y\n", "0\n", "ja\n", "\u{ff}\n"]
+        {
+            let (place, result, run) = confirmed(answer, &[]);
+            assert!(run.stderr.contains(QUESTION), "{run}");
+            assert_eq!(result, "denied by the user", "{run}");
+            assert!(!place.path("ran").exists(), "{run}");
+        }
+    }
+
+    #[test]
+    fn with_nobody_there_to_ask_the_answer_is_no() {
+        let (place, result, run) = confirmed("", &[]);
         assert_eq!(result, "denied by the user", "{run}");
         assert!(!place.path("ran").exists(), "{run}");
-    }
-}
-
-#[test]
-fn with_nobody_there_to_ask_the_answer_is_no() {
-    let (place, result, run) = confirmed("", &[]);
-    assert_eq!(result, "denied by the user", "{run}");
-    assert!(!place.path("ran").exists(), "{run}");
-    let (server, place) =
-        (Server::start([Reply::calls(&[TOUCH]), Reply::text("done")]), Place::new());
-    let run = place.run(&server, &["-", "confirm=true"], "do it"); // all input is the prompt
-    assert_eq!(run.status, 0, "{run}");
-    assert!(!place.path("ran").exists(), "{run}");
-}
-
-#[test]
-fn with_quiet_the_call_is_shown_on_stderr() {
-    for (answer, ran) in [("y\n", true), ("n\n", false)] {
-        let (place, _, run) = confirmed(answer, &["quiet=true"]);
-        assert_eq!(run.stdout, "done\n", "{run}");
-        assert!(run.stderr.contains("touch ran; echo it ran"), "{run}");
-        assert!(run.stderr.contains(QUESTION), "{run}");
-        assert_eq!(place.path("ran").exists(), ran, "{run}");
-    }
-}
-
-#[test]
-fn each_call_is_asked_about() {
-    let call = |id, command| (id, "shell_exec", command);
-    let calls = [
-        call("c1", r#"{"command":"echo one"}"#),
-        call("c2", r#"{"command":"echo two"}"#),
-        ("c3", "write_file", r#"{"path":"f","content":"x"}"#),
-        ("c4", "write_file", r#"{"path":"g","content":"x"}"#),
-    ];
-    let server = Server::start([Reply::calls(&calls), Reply::text("done")]);
-    let place = Place::new();
-    let run = place.run(&server, &["confirm=true"], "do it\ny\nn\nn\nyes\n/quit\n");
-    let answers: Vec<_> =
-        server.requests()[1].messages()[3..].iter().map(|m| m["content"].clone()).collect();
-    let (no, wrote) = ("denied by the user", "wrote 1 bytes to g (1 bytes in all)");
-    assert_eq!(answers, ["one\n\n\nexit: 0", no, no, wrote], "{run}");
-    assert_eq!(run.stderr.matches(QUESTION).count(), 4, "{run}");
-    assert!(!place.path("f").exists() && place.path("g").exists(), "{run}");
-}
-
-#[test]
-fn an_interactive_session_goes_on_behind_the_answer() {
-    let script = [Reply::calls(&[TOUCH]), Reply::text("one"), Reply::text("two")];
-    let server = Server::start(script);
-    let run = Place::new().run(&server, &["confirm=true"], "first\nn\nsecond\n");
-    assert_eq!(run.status, 0, "{run}");
-    let third = &server.requests()[2];
-    assert_eq!(third.messages()[3]["content"], "denied by the user", "{run}");
-    assert_eq!(third.messages()[5]["content"], "second", "{run}");
-}
-
-#[test]
-fn on_a_terminal_the_answer_is_typed() {
-    for (answer, ran) in [("y\r", true), ("yes\r", true), ("n\r", false), ("\r", false)] {
-        let server = Server::start([Reply::calls(&[TOUCH]), Reply::text("done")]);
-        let place = Place::new();
-        let mut terminal = place.terminal(&server, &["confirm=true"]);
-        terminal.type_text("do it\r");
-        terminal.wait_for("touch ran");
-        terminal.wait_for(QUESTION);
-        assert!(!place.path("ran").exists());
-        terminal.type_text(answer);
-        terminal.wait_for("done");
-        terminal.type_text("/quit\r");
-        let run = terminal.finish();
-        assert_eq!(place.path("ran").exists(), ran, "{run}");
-    }
-}
-
-#[test]
-fn at_the_question_the_end_of_input_and_an_interrupt_run_nothing() {
-    for key in [CTRL_D, CTRL_C] {
-        let server = Server::start([Reply::calls(&[TOUCH])]);
-        if key == CTRL_D {
-            server.push(Reply::text("done"));
-        }
-        let place = Place::new();
-        let mut terminal = place.terminal(&server, &["confirm=true"]);
-        terminal.type_text("do it\r");
-        terminal.wait_for(QUESTION);
-        terminal.key(key);
-        terminal.wait_for("> ");
-        terminal.type_text("!echo al''ive\r");
-        terminal.wait_for("alive");
-        terminal.type_text("/quit\r");
-        let run = terminal.finish();
+        let (server, place) =
+            (Server::start([Reply::calls(&[TOUCH]), Reply::text("done")]), Place::new());
+        let run = place.run(&server, &["-", "confirm=true"], "do it"); // all input is the prompt
         assert_eq!(run.status, 0, "{run}");
         assert!(!place.path("ran").exists(), "{run}");
     }
-}
 
-#[test]
-fn without_confirm_nothing_is_asked() {
-    let server = Server::start([Reply::calls(&[TOUCH]), Reply::text("done")]);
-    let place = Place::new();
-    let run = place.run(&server, &["-", "confirm=false"], "do it");
-    assert_eq!(run.stderr, "", "{run}");
-    assert!(place.path("ran").exists(), "{run}");
-}
+    #[test]
+    fn what_is_asked_about_is_the_call_as_it_was_understood() {
+        let far_away = format!("{{{}\"command\":\"touch ran; echo it ran\"}}", "\n".repeat(60));
+        for arguments in [
+            far_away.as_str(), // off the screen
+            r#"{"command":"\u0074ouch ran; echo it r\u0061n"}"#,
+            r#"{"\u0063ommand":"touch ran; echo it ran"}"#,
+            r#"{"command":"echo harmless","command":"touch ran; echo it ran"}"#, // the last one counts
+            "{ \"command\" :\t\"touch ran; echo it ran\" }",
+        ] {
+            let (place, result, run) = confirmed_call(arguments, "y\n", &[]);
+            assert_eq!(result, "it ran\n\n\nexit: 0", "{run}");
+            assert!(place.path("ran").exists(), "{run}");
+            let (shown, call) =
+                (run.stdout.clone() + &run.stderr, r#"{"command":"touch ran; echo it ran"})"#);
+            let calls: Vec<&str> = shown.split("shell_exec(").skip(1).collect();
+            let right = !calls.is_empty() && calls.iter().all(|it| it.starts_with(call));
+            assert!(right, "wanted to be asked about {call}{run}");
+        }
+    }
 
-#[test]
-fn a_command_of_the_users_is_not_asked_about() {
-    let (server, place) = (Server::start([]), Place::new());
-    let run = place.run(&server, &["-", "confirm=true"], "!touch ran");
-    assert_eq!((run.status, run.stderr.as_str()), (0, ""), "{run}");
-    assert!(place.path("ran").exists(), "{run}");
-}
+    #[test]
+    fn each_call_is_asked_about() {
+        let call = |id, command| (id, "shell_exec", command);
+        let calls = [
+            call("c1", r#"{"command":"echo one"}"#),
+            call("c2", r#"{"command":"echo two"}"#),
+            ("c3", "write_file", r#"{"path":"f","content":"x"}"#),
+            ("c4", "write_file", r#"{"path":"g","content":"x"}"#),
+        ];
+        let server = Server::start([Reply::calls(&calls), Reply::text("done")]);
+        let place = Place::new();
+        let run = place.run(&server, &["confirm=true"], "do it\ny\nn\nn\nyes\n/quit\n");
+        let answers: Vec<_> =
+            server.requests()[1].messages()[3..].iter().map(|m| m["content"].clone()).collect();
+        let (no, wrote) = ("denied by the user", "wrote 1 bytes to g (1 bytes in all)");
+        assert_eq!(answers, ["one\n\n\nexit: 0", no, no, wrote], "{run}");
+        assert_eq!(run.stderr.matches(QUESTION).count(), 4, "{run}");
+        assert!(!place.path("f").exists() && place.path("g").exists(), "{run}");
+    }
 
-#[test]
-fn what_was_typed_ahead_does_not_confirm() {
-    let gate = Gate::default();
-    let call = Reply::calls(&[("c", "shell_exec", r#"{"command":"touch ran"}"#)]).held(&gate);
-    let (server, place) = (Server::start([call, Reply::text("done")]), Place::new());
-    let mut terminal = place.terminal(&server, &["confirm=true"]);
-    terminal.wait_for("> ");
-    terminal.type_text("do it\r");
-    server.wait_for_requests(1);
-    terminal.type_text("y\r");
-    terminal.wait_for("y\r\n"); // echoed, and so in the terminal's queue
-    gate.open();
-    terminal.wait_for("Run it? [y/N] ");
-    terminal.type_text("n\r");
-    terminal.wait_for("done");
-    assert!(!place.path("ran").exists());
+    #[test]
+    fn an_interactive_session_goes_on_behind_the_answer() {
+        let script = [Reply::calls(&[TOUCH]), Reply::text("one"), Reply::text("two")];
+        let server = Server::start(script);
+        let run = Place::new().run(&server, &["confirm=true"], "first\nn\nsecond\n");
+        assert_eq!(run.status, 0, "{run}");
+        let third = &server.requests()[2];
+        assert_eq!(third.messages()[3]["content"], "denied by the user", "{run}");
+        assert_eq!(third.messages()[5]["content"], "second", "{run}");
+    }
+
+    #[test]
+    fn without_confirm_nothing_is_asked() {
+        let server = Server::start([Reply::calls(&[TOUCH]), Reply::text("done")]);
+        let place = Place::new();
+        let run = place.run(&server, &["-", "confirm=false"], "do it");
+        assert_eq!(run.stderr, "", "{run}");
+        assert!(place.path("ran").exists(), "{run}");
+    }
+
+    #[test]
+    fn a_command_of_the_users_is_not_asked_about() {
+        let (server, place) = (Server::start([]), Place::new());
+        let run = place.run(&server, &["-", "confirm=true"], "!touch ran");
+        assert_eq!((run.status, run.stderr.as_str()), (0, ""), "{run}");
+        assert!(place.path("ran").exists(), "{run}");
+    }
+
+    mod needs_quiet {
+        use super::*;
+
+        #[test]
+        fn with_quiet_the_call_is_shown_on_stderr() {
+            for (answer, ran) in [("y\n", true), ("n\n", false)] {
+                let (place, _, run) = confirmed(answer, &["quiet=true"]);
+                assert_eq!(run.stdout, "done\n", "{run}");
+                assert!(run.stderr.contains("touch ran; echo it ran"), "{run}");
+                assert!(run.stderr.contains(QUESTION), "{run}");
+                assert_eq!(place.path("ran").exists(), ran, "{run}");
+            }
+        }
+    }
+
+    mod needs_terminal {
+        use super::*;
+
+        #[test]
+        fn on_a_terminal_the_answer_is_typed() {
+            for (answer, ran) in [("y\r", true), ("yes\r", true), ("n\r", false), ("\r", false)] {
+                let server = Server::start([Reply::calls(&[TOUCH]), Reply::text("done")]);
+                let place = Place::new();
+                let mut terminal = place.terminal(&server, &["confirm=true"]);
+                terminal.type_text("do it\r");
+                terminal.wait_for("touch ran");
+                terminal.wait_for(QUESTION);
+                assert!(!place.path("ran").exists());
+                terminal.type_text(answer);
+                terminal.wait_for("done");
+                terminal.type_text("/quit\r");
+                let run = terminal.finish();
+                assert_eq!(place.path("ran").exists(), ran, "{run}");
+            }
+        }
+
+        #[test]
+        fn at_the_question_the_end_of_input_and_an_interrupt_run_nothing() {
+            for key in [CTRL_D, CTRL_C] {
+                let server = Server::start([Reply::calls(&[TOUCH])]);
+                if key == CTRL_D {
+                    server.push(Reply::text("done"));
+                }
+                let place = Place::new();
+                let mut terminal = place.terminal(&server, &["confirm=true"]);
+                terminal.type_text("do it\r");
+                terminal.wait_for(QUESTION);
+                terminal.key(key);
+                terminal.wait_for("> ");
+                terminal.type_text("!echo al''ive\r");
+                terminal.wait_for("alive");
+                terminal.type_text("/quit\r");
+                let run = terminal.finish();
+                assert_eq!(run.status, 0, "{run}");
+                assert!(!place.path("ran").exists(), "{run}");
+            }
+        }
+
+        #[test]
+        fn what_was_typed_ahead_does_not_confirm() {
+            let gate = Gate::default();
+            let call =
+                Reply::calls(&[("c", "shell_exec", r#"{"command":"touch ran"}"#)]).held(&gate);
+            let (server, place) = (Server::start([call, Reply::text("done")]), Place::new());
+            let mut terminal = place.terminal(&server, &["confirm=true"]);
+            terminal.wait_for("> ");
+            terminal.type_text("do it\r");
+            server.wait_for_requests(1);
+            terminal.type_text("y\r");
+            terminal.wait_for("y\r\n"); // echoed, and so in the terminal's queue
+            gate.open();
+            terminal.wait_for("Run it? [y/N] ");
+            terminal.type_text("n\r");
+            terminal.wait_for("done");
+            assert!(!place.path("ran").exists());
+        }
+    }
 }

@@ -2,9 +2,11 @@
 //!
 //! `cargo test --test demo -- --nocapture` shows it while it runs.
 
+#[macro_use]
 mod common;
 
 use std::io::{Read, Write, pipe, stdout};
+use std::sync::LazyLock;
 
 use common::*;
 use serde_json::json;
@@ -22,8 +24,11 @@ fn call(reply: Reply, id: &str, name: &str, arguments: &str) -> Reply {
     reply.send(&[&delta(json!({"tool_calls": [call]})), &finish("tool_calls")])
 }
 
-#[test]
-fn a_whole_turn_as_a_user_sees_it() {
+/// The turn that all tests here look at: its transcript, and its lines as a terminal would show them.
+static TURN: LazyLock<(String, Vec<String>)> = LazyLock::new(turn);
+
+/// Runs it, and shows it while it runs.
+fn turn() -> (String, Vec<String>) {
     let begin = || Reply::sse(&[": a scripted model\n\n"]).pause(300);
     let look = write_slowly(
         begin(),
@@ -58,32 +63,94 @@ fn a_whole_turn_as_a_user_sees_it() {
         stdout().flush().unwrap();
         shown.extend_from_slice(&block[..length]);
     }
-    let run = live.finish();
     println!();
+    let (run, shown) = (live.finish(), String::from_utf8_lossy(&shown));
+    assert_eq!((run.status, run.stderr.as_str()), (0, ""), "exit status and stderr{run}");
+    let written = std::fs::read_to_string(place.path("poems/haiku.txt")).unwrap_or_default();
+    assert_eq!(written, haiku, "the file, of which the turn shows\n{shown}{run}");
+    (run.to_string(), lines(&screen(&shown.replace('\n', "\r\n"))))
+}
 
-    assert_eq!((run.status, run.stderr.as_str()), (0, ""), "{run}");
-    assert_eq!(place.read("poems/haiku.txt"), haiku, "{run}");
-    let text = screen(&String::from_utf8(shown).unwrap().replace('\n', "\r\n"));
-    let readme = include_str!("../README.md");
-    let block = format!("$ mb prompt.txt\n{text}```");
-    assert!(readme.contains(&block), "the README shows another turn than {block}");
-    let mut rest = text.as_str();
-    for part in [
-        "...requesting...\n",
-        "--- reasoning start ---\nThe user wants a haiku",
-        "--- reasoning end ---\nLet me look around first.\n",
-        "[tool call: shell_exec({\"command\":\"ls; cat notes.txt\"})]\n",
-        "[tool result: shell_exec]\nmodel.cfg\nnotes.txt\nprompt.txt\nremember the milk\n",
-        "exit: 0\n",
-        "...requesting...\n",
-        "Now I write the poem.\n[tool call: write_file({",
-        "[tool result: write_file]\nwrote ",
-        "...requesting...\n",
-        "Done: poems/haiku.txt",
-        "\n[tokens: 3932 prompt (2512 cached, 1420 uncached) + 159 completion | \
-            context: 1420/200000 (0.7%)]\n",
-    ] {
-        let at = rest.find(part).unwrap_or_else(|| panic!("no {part:?} in {rest:?}"));
-        rest = &rest[at + part.len()..];
+fn lines(text: &str) -> Vec<String> {
+    text.trim_end().lines().map(String::from).collect()
+}
+
+/// The same turn, as the README has it.
+fn readme() -> Vec<String> {
+    let start = include_str!("../README.md").split_once("$ mb prompt.txt\n").expect("the turn").1;
+    lines(start.split_once("```").expect("the turn's end").0)
+}
+
+/// Takes out the lines from one that begins like this to one that begins like that.
+fn take_out(lines: &mut Vec<String>, from: &str, to: &str) -> Vec<String> {
+    let Some(start) = lines.iter().position(|line| line.starts_with(from)) else { return vec![] };
+    let rest = &lines[start..];
+    let count = rest.iter().position(|line| line.starts_with(to)).map_or(rest.len(), |at| at + 1);
+    lines.drain(start..start + count).collect()
+}
+
+fn reasoning(lines: &mut Vec<String>) -> Vec<String> {
+    take_out(lines, "--- reasoning start", "--- reasoning end")
+}
+
+fn token_line(lines: &mut Vec<String>) -> Vec<String> {
+    take_out(lines, "[tokens: ", "[tokens: ")
+}
+
+/// The lines, and where the first one is that differs.
+fn compare(run: &str, came: &[String], wanted: &[String]) {
+    let whole = came.join("\n");
+    for (number, wanted) in (1..).zip(wanted) {
+        let line = came.get(number - 1).map_or("(the end)", String::as_str);
+        assert_eq!(
+            line, wanted,
+            "line {number} of what the README has, too; this came:\n{whole}{run}"
+        );
+    }
+    assert_eq!(
+        came.len(),
+        wanted.len(),
+        "as many lines as the README has; this came:\n{whole}{run}"
+    );
+}
+
+#[test]
+fn a_whole_turn_as_a_user_sees_it() {
+    let ((run, mut came), mut wanted) = (TURN.clone(), readme());
+    for lines in [&mut came, &mut wanted] {
+        reasoning(lines);
+        token_line(lines);
+    }
+    assert!(wanted.len() > 15, "the README shows less: {wanted:?}");
+    compare(&run, &came, &wanted);
+}
+
+mod needs_reasoning {
+    use super::*;
+
+    #[test]
+    fn the_reasoning_of_a_whole_turn() {
+        let ((run, mut came), mut wanted) = (TURN.clone(), readme());
+        let wanted = reasoning(&mut wanted);
+        assert_eq!(wanted.len(), 3, "in the README");
+        compare(&run, &reasoning(&mut came), &wanted);
+    }
+}
+
+mod needs_token_line {
+    use super::*;
+
+    #[test]
+    fn the_token_line_of_a_whole_turn() {
+        let ((run, mut came), mut wanted) = (TURN.clone(), readme());
+        let sums = "3932 prompt (2512 cached, 1420 uncached) + 159 completion";
+        let wanted = token_line(&mut wanted);
+        assert_eq!(
+            wanted,
+            [format!("[tokens: {sums} | context: 1420/200000 (0.7%)]")],
+            "the README"
+        );
+        assert_eq!(came.last(), wanted.last(), "the last line{run}");
+        compare(&run, &token_line(&mut came), &wanted);
     }
 }

@@ -1,24 +1,35 @@
 //! What `write_file` does to files, and what it tells (§7 of the contract).
 
+#[macro_use]
 mod common;
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use common::*;
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// Starts mb in this place with these calls of `write_file` as its turn; returns their results.
-fn write_with(place: &Place, calls: &[Value], setup: fn()) -> Vec<String> {
-    let texts: Vec<String> = calls.iter().map(Value::to_string).collect();
+fn write_with(place: &Place, calls: &[impl ToString], setup: fn()) -> Vec<String> {
+    write_through(place, &[], calls, setup)
+}
+
+/// The same through another program.
+fn write_through(
+    place: &Place,
+    program: &[&str],
+    calls: &[impl ToString],
+    setup: fn(),
+) -> Vec<String> {
+    let texts: Vec<String> = calls.iter().map(ToString::to_string).collect();
     let ids: Vec<String> = (0..calls.len()).map(|n| format!("c{n}")).collect();
     let calls = ids.iter().zip(&texts).map(|(id, text)| (id.as_str(), "write_file", text.as_str()));
     let calls = Reply::calls(&calls.collect::<Vec<_>>());
     let server = Server::start([calls, Reply::text("done")]);
-    let _ = fs::remove_file(place.path("model.cfg")); // of an earlier server
-    place.write(".bantam.cfg", format!("endpoint={}\n", server.url()));
-    let run = place.mb(&server, &["-"]).stdin("do it").setup(setup).run();
+    let endpoint = format!("endpoint={}", server.url());
+    let mb = place.through(program, &server, &["-", &endpoint]);
+    let run = mb.stdin("do it").setup(setup).run();
     assert_eq!(run.status, 0, "{run}");
     let tools = server.requests()[1].messages()[3..].to_vec();
     assert_eq!(tools.len(), texts.len(), "{run}");
@@ -26,14 +37,14 @@ fn write_with(place: &Place, calls: &[Value], setup: fn()) -> Vec<String> {
 }
 
 /// The result of one call.
-fn write(place: &Place, call: Value) -> String {
+fn write(place: &Place, call: impl ToString) -> String {
     write_with(place, &[call], || ()).remove(0)
 }
 
 /// Lets a call fail, and looks whether it changed anything.
-fn refused(place: &Place, call: Value) -> String {
-    let before = listing(&place.work());
-    let result = write(place, call.clone());
+fn refused(place: &Place, call: impl ToString) -> String {
+    let (before, call) = (listing(&place.work()), call.to_string());
+    let result = write(place, &call);
     assert!(result.starts_with("error: "), "{call}: {result}");
     assert_eq!(listing(&place.work()), before, "{call}: {result}");
     result
@@ -51,7 +62,7 @@ fn listing(folder: &Path) -> Vec<String> {
             all.extend(listing(&path));
         }
     }
-    all.retain(|line| !line.contains(".bantam.cfg"));
+    all.retain(|line| !line.contains("/model.cfg "));
     all.sort();
     all
 }
@@ -114,6 +125,55 @@ fn bytes_are_deleted_and_the_content_is_inserted_at_the_offset() {
             "del_bytes": del_bytes});
         let told = format!("wrote {} bytes to f ({} bytes in all)", content.len(), after.len());
         assert_eq!(write(&place, call.clone()), told, "{call}");
+        assert_eq!(place.read("f"), after, "{call}");
+    }
+}
+
+/// Numbers that a word of 32 or 64 bits does not hold, as JSON has them.
+const VAST: [&str; 7] = [
+    "4294967295",
+    "4294967296",
+    "18446744073709551615",
+    "18446744073709551616",
+    "1e30",
+    r#""4294967299""#,
+    r#""99999999999999999999999999""#,
+];
+
+#[test]
+fn to_delete_more_than_any_file_has_deletes_to_the_end() {
+    for number in VAST {
+        let place = Place::new();
+        place.write("f", "0123456789");
+        let call = format!(r#"{{"path":"f","content":"X","offset":4,"del_bytes":{number}}}"#);
+        assert_eq!(write(&place, &call), "wrote 1 bytes to f (5 bytes in all)", "{call}");
+        assert_eq!(place.read("f"), "0123X", "{call}");
+    }
+}
+
+#[test]
+fn an_offset_past_any_files_end_is_told_as_such() {
+    for number in VAST {
+        let place = Place::new();
+        place.write("f", "0123456789");
+        let call = format!(r#"{{"path":"f","content":"X","offset":{number},"del_bytes":1}}"#);
+        let told = refused(&place, &call);
+        assert!(told.contains("offset"), "{call}: {told}");
+        assert!(!told.contains("integer"), "{call}: {told}"); // it is one
+    }
+}
+
+#[test]
+fn a_whole_number_may_be_written_with_a_fraction() {
+    for (offset, del_bytes, after) in
+        [("3.0", "4.0", "012X789"), ("0.0", "1e1", "X"), ("1e1", "0", "0123456789X")]
+    {
+        let place = Place::new();
+        place.write("f", "0123456789");
+        let call =
+            format!(r#"{{"path":"f","content":"X","offset":{offset},"del_bytes":{del_bytes}}}"#);
+        let told = format!("wrote 1 bytes to f ({} bytes in all)", after.len());
+        assert_eq!(write(&place, &call), told, "{call}");
         assert_eq!(place.read("f"), after, "{call}");
     }
 }
@@ -187,7 +247,7 @@ fn a_path_that_is_no_regular_file_is_an_error() {
     let fifo = std::ffi::CString::new(place.path("fifo").to_str().unwrap()).unwrap();
     assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
     symlink("fifo", place.path("to-fifo")).unwrap();
-    let _socket = std::os::unix::net::UnixListener::bind(place.path("socket")).unwrap();
+    let _socket = place.socket("socket");
     for path in ["folder", "folder/", ".", "/", "link", "file/x", "fifo", "to-fifo"] {
         refused(&place, json!({"path": path, "content": "x"}));
     }
@@ -311,20 +371,6 @@ fn a_full_disk_leaves_the_old_file_whole_and_no_other_behind() {
 }
 
 #[test]
-fn a_full_disk_leaves_the_saved_session_whole() {
-    let server = Server::start([Reply::text("one"), Reply::text("two")]);
-    let place = Place::new();
-    place.run(&server, &[], "first\n");
-    let (before, files) = (place.session(), listing(&place.sessions()));
-    let long = "0123456789".repeat(1000);
-    let mb = place.mb(&server, &[]).stdin(format!("/continue\n{long}\n")).setup(full_disk);
-    let run = mb.run();
-    assert!(!run.stderr.is_empty(), "{run}");
-    assert_eq!(place.session(), before, "{run}");
-    assert_eq!(listing(&place.sessions()), files, "{run}");
-}
-
-#[test]
 fn no_temporary_file_is_left() {
     let place = Place::new();
     place.write("f", "old");
@@ -338,6 +384,254 @@ fn no_temporary_file_is_left() {
     let mut names: Vec<_> = fs::read_dir(place.work()).unwrap().flatten().collect();
     names.retain(|entry| !entry.file_name().to_str().unwrap().ends_with(".cfg"));
     assert_eq!(names.len(), 2, "{names:?}");
+}
+
+// ---- The temporary file
+
+/// Makes mb process 1, as it is in a container of its own.
+const CONTAINER: [&str; 4] = ["unshare", "--pid", "--fork", "--kill-child"];
+/// The same for who is not root.
+const USERS_CONTAINER: [&str; 5] = ["unshare", "-Ur", "--pid", "--fork", "--kill-child"];
+
+/// The one of them that works here, if one does.
+fn container() -> Option<&'static [&'static str]> {
+    let works = |program: &[&str]| {
+        let status =
+            std::process::Command::new(program[0]).args(&program[1..]).arg("true").output();
+        status.is_ok_and(|output| output.status.success())
+    };
+    [&CONTAINER[..], &USERS_CONTAINER].into_iter().find(|program| works(program))
+}
+
+#[test]
+fn a_link_under_a_temporary_files_name_is_not_written_through() {
+    // As far as a name can be guessed: by number of process, by the file's own.
+    let plant = r#"for n in $$ 1 2 3; do
+        for name in .mb-$n .mb$n mb-$n .mb.$n tmp$n .tmp$n .tmp-$n .f.$n f.$n .f-$n .f.mb-$n; do
+            ln -s "$0" $name; ln -s "$0" $name.tmp; ln -s "$0" $name~
+        done
+        done; for name in f.tmp .f.tmp f~ .f.swp .mb.tmp mb.tmp .tmp tmp f.new f.mb; do
+            ln -s "$0" $name
+        done; exec "$@""#;
+    for target in ["../home/victim", "victim", "absent", "../home/absent"] {
+        let place = Place::new();
+        place.write("victim", "untouched");
+        fs::write(place.home().join("victim"), "untouched").unwrap();
+        place.write("f", "old");
+        let call = json!({"path": "f", "content": "new", "del_bytes": 3});
+        let results = write_through(&place, &["sh", "-c", plant, target], &[call], || ());
+        assert_eq!(results, ["wrote 3 bytes to f (3 bytes in all)"]);
+        assert_eq!(place.read("f"), "new");
+        assert!(fs::symlink_metadata(place.path("f")).unwrap().is_file());
+        assert_eq!(place.read("victim"), "untouched", "{target}");
+        assert_eq!(fs::read_to_string(place.home().join("victim")).unwrap(), "untouched");
+        assert!(!place.path("absent").exists() && !place.home().join("absent").exists());
+    }
+}
+
+#[test]
+fn many_that_write_in_one_folder_never_mix_though_each_is_process_1() {
+    let Some(container) = container() else { return skip("unshare") };
+    let place = Place::new();
+    place.write("model.cfg", ""); // before they all begin
+    let name = |mb: usize, file: usize| format!("f-{mb}-{file}");
+    let text = |mb: usize, file: usize| format!("{mb} wrote {file}\n").repeat(300);
+    std::thread::scope(|scope| {
+        for mb in 0..6 {
+            let place = &place;
+            scope.spawn(move || {
+                let call = |n| json!({"path": name(mb, n), "content": text(mb, n)});
+                let calls: Vec<_> = (0..20).map(call).collect();
+                for result in write_through(place, container, &calls, || ()) {
+                    assert!(result.starts_with("wrote "), "{result}");
+                }
+            });
+        }
+    });
+    for (mb, file) in (0..6).flat_map(|mb| (0..20).map(move |file| (mb, file))) {
+        assert_eq!(place.read(&name(mb, file)), text(mb, file), "{}", name(mb, file));
+    }
+    assert_eq!(fs::read_dir(place.work()).unwrap().count(), 6 * 20 + 1); // and the configuration
+}
+
+/// What strace tells of one system call.
+#[derive(Debug)]
+struct Step {
+    call: String,
+    path: PathBuf, // the first one, whole
+    line: String,
+    flags: String, // the line without texts and paths
+}
+
+impl Step {
+    fn is(&self, calls: &[&str]) -> bool {
+        calls.iter().any(|call| self.call.starts_with(call))
+    }
+
+    /// The mode of a file that it creates.
+    fn created_with(&self) -> Option<u32> {
+        let rest = self.flags.split_once("O_CREAT")?.1.split_once(", ")?.1;
+        let digits = rest.split(|c: char| !c.is_digit(8)).next()?;
+        Some(u32::from_str_radix(digits, 8).unwrap() & 0o7777)
+    }
+}
+
+fn cannot_trace() -> bool {
+    cannot(&["strace", "-f", "-o", "/dev/null", "true"])
+}
+
+/// Where a place's `steps` come from: the options of strace that trace what is done with files.
+fn tracing(place: &Place) -> [String; 10] {
+    let log = place.home().join("trace").to_str().unwrap().to_string();
+    let calls = "trace=%file,fchmod,?fchmodat2,fchown,fsync,fdatasync,write";
+    let options = ["strace", "-f", "-y", "-qq", "-e", "signal=none", "-e", calls, "-o", &log];
+    options.map(String::from)
+}
+
+/// What was done with files below the place, its commands' and dead calls aside.
+fn steps(place: &Place) -> Vec<Step> {
+    let log = fs::read_to_string(place.home().join("trace")).unwrap();
+    let step = |line: &str| {
+        let (call, rest) = line.split_once(' ')?.1.trim_start().split_once('(')?;
+        let given = rest.split('"').nth(1).unwrap_or_default();
+        // `openat(3</folder>, "name"`, `write(3</folder/name>, "`: what a descriptor stands for.
+        let number = |text: &&str| *text == "AT_FDCWD" || text.parse::<u32>().is_ok();
+        let known = rest.split_once('<').filter(|(before, _)| number(before));
+        let known = known.map(|(_, path)| path.split('>').next().unwrap_or_default());
+        let plain = |path: &str| PathBuf::from(path.replace("\\74", "<").replace("\\76", ">"));
+        let base = known.map_or(place.work(), plain);
+        let with_name = !["fchmod", "fchown", "fsync", "fdatasync", "write"].contains(&call);
+        let path = if with_name { base.join(given) } else { base };
+        let even = |text: &str, ends: &[char]| -> String { text.split(ends).step_by(2).collect() };
+        let flags = even(&even(rest, &['"']), &['<', '>']);
+        Some(Step { call: call.into(), path, line: line.into(), flags })
+    };
+    let mut steps: Vec<Step> = log.lines().filter_map(step).collect();
+    let root = place.work().parent().unwrap().to_path_buf();
+    let failed = |line: &str| line.contains(" = -1 E") && line.ends_with(')');
+    steps.retain(|step| step.path.starts_with(&root) && !failed(&step.line));
+    assert!(!steps.is_empty(), "strace has seen nothing:\n{log}");
+    steps
+}
+
+/// Runs mb with these calls under strace; returns what it did with files.
+fn traced(place: &Place, program: &[&str], call: impl ToString, setup: fn()) -> Vec<Step> {
+    let options = tracing(place);
+    let program = [&options.each_ref().map(String::as_str), program].concat();
+    let result = write_through(place, &program, &[call], setup).remove(0);
+    assert!(result.starts_with("wrote "), "{result}");
+    steps(place)
+}
+
+#[test]
+fn a_temporary_file_is_created_anew_under_a_name_that_nobody_can_foresee() {
+    if cannot_trace() {
+        return;
+    }
+    let Some(container) = container() else { return skip("unshare") };
+    let mut names = Vec::new();
+    for _ in 0..3 {
+        let place = Place::new();
+        place.write("f", "old");
+        let steps = traced(&place, container, json!({"path": "f", "content": "new"}), || ());
+        let created: Vec<_> = steps.iter().filter(|step| step.created_with().is_some()).collect();
+        assert!(created.iter().all(|step| step.flags.contains("O_EXCL")), "{created:#?}");
+        names.extend(created.iter().map(|step| step.path.file_name().unwrap().to_owned()));
+    }
+    assert!(names.len() >= 3, "no temporary file: {names:?}");
+    let different: std::collections::HashSet<_> = names.iter().collect();
+    assert_eq!(different.len(), names.len(), "{names:?}"); // though each time it was process 1
+}
+
+#[test]
+fn a_file_has_its_final_mode_from_the_start() {
+    if cannot_trace() {
+        return;
+    }
+    // The old file's mode, whether the umask forbids some, and the mode that the file is to have.
+    for (old, masked, wanted) in [
+        (Some(0o600), false, 0o600),
+        (Some(0o640), false, 0o640),
+        (Some(0o755), true, 0o755),
+        (None, false, 0o666),
+        (None, true, 0o640),
+    ] {
+        let place = Place::new();
+        if let Some(bits) = old {
+            place.write("f", "old");
+            set_mode(&place, "f", bits);
+        }
+        let setup = if masked { || drop_mask(0o027) } else { || drop_mask(0) };
+        let steps = traced(&place, &[], json!({"path": "f", "content": "new"}), setup);
+        assert_eq!(mode(&place, "f"), wanted);
+        assert_never_open(&steps, &place.work(), if masked { 0o027 } else { 0 }, wanted);
+    }
+}
+
+/// Fails if a file of this folder was ever open to more people than it is now.
+fn assert_never_open(steps: &[Step], folder: &Path, mask: u32, wanted: u32) {
+    let mut created = 0;
+    for step in steps.iter().filter(|step| step.path.parent() == Some(folder)) {
+        if let Some(bits) = step.created_with() {
+            created += 1;
+            let more = bits & !mask & !wanted;
+            assert!(more == 0, "wanted {wanted:o}, created open to more: {}", step.line);
+        }
+    }
+    assert!(created > 0, "nothing was created: {steps:#?}");
+    let renamed = steps.iter().rposition(|step| step.is(&["rename"])).expect("a rename");
+    let late = steps[renamed..].iter().find(|step| step.is(&["chmod", "fchmod"]));
+    assert!(late.is_none(), "a mode that came late: {late:?}");
+}
+
+#[test]
+fn the_content_is_on_the_disk_before_the_file_takes_its_place() {
+    if cannot_trace() {
+        return;
+    }
+    let place = Place::new();
+    place.write("f", "old");
+    let steps = traced(&place, &[], json!({"path": "f", "content": "new"}), || ());
+    let renamed = steps.iter().rposition(|step| step.is(&["rename"])).expect("a rename");
+    let temporary = &steps[renamed].path;
+    let mut before = steps[..renamed].iter().filter(|step| step.path == *temporary);
+    assert!(before.any(|step| step.is(&["write"])), "not written: {steps:#?}");
+    assert!(before.any(|step| step.is(&["fsync", "fdatasync"])), "not synced: {steps:#?}");
+}
+
+/// Lets strace answer these system calls with an error, as file systems do that lack them.
+fn refusing(calls: &str, error: &str) -> [String; 6] {
+    let inject = format!("inject={calls}:error={error}");
+    ["strace", "-f", "-o", "/dev/null", "-e", &inject].map(String::from)
+}
+
+const MODES: &str = "?chmod,fchmod,fchmodat,?fchmodat2";
+const OWNERS: &str = "?chown,?lchown,fchown,fchownat";
+const SYNCS: &str = "fsync,fdatasync";
+
+#[test]
+fn a_file_system_without_modes_owners_or_fsync_is_written_all_the_same() {
+    if cannot_trace() {
+        return;
+    }
+    for (calls, error) in [
+        (MODES, "EPERM"),
+        (MODES, "ENOSYS"),
+        (MODES, "EOPNOTSUPP"),
+        (SYNCS, "EINVAL"),
+        (SYNCS, "EOPNOTSUPP"),
+        (&format!("{MODES},{OWNERS},{SYNCS}"), "EPERM"),
+    ] {
+        let place = Place::new();
+        place.write("f", "old");
+        let program = refusing(calls, error);
+        let program = program.each_ref().map(String::as_str);
+        let calls = ["f", "g"].map(|path| json!({"path": path, "content": "new "}));
+        let results = write_through(&place, &program, &calls, || ());
+        let told = ["wrote 4 bytes to f (7 bytes in all)", "wrote 4 bytes to g (4 bytes in all)"];
+        assert_eq!(results, told, "{program:?}");
+        assert_eq!((place.read("f"), place.read("g")), ("new old".into(), "new ".into()));
+    }
 }
 
 // ---- Modes
@@ -383,17 +677,38 @@ fn a_mode_is_kept_whatever_the_umask_forbids() {
 }
 
 #[test]
-fn sessions_and_the_configuration_are_for_their_owner_alone() {
-    let server = Server::start([Reply::text("one"), Reply::text("sum")]);
-    let place = Place::new();
-    let mb = place.mb(&server, &[]).stdin("first\n/save named\n/cfg note hi\n");
-    let run = mb.setup(|| drop_mask(0)).run();
-    let bits = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
-    assert_eq!(bits(&place.sessions()), 0o700, "{run}");
-    for name in [place.project_id(), "named".into()] {
-        assert_eq!(bits(&place.sessions().join(name + ".json")), 0o600, "{run}");
+fn the_owner_is_kept() {
+    if unsafe { libc::geteuid() } != 0 {
+        return skip("root");
     }
-    assert_eq!(mode(&place, ".bantam.cfg"), 0o600, "{run}");
+    for bits in [0o644, 0o600, 0o755, 0o4755, 0o2710] {
+        let place = Place::new();
+        place.write("f", "old");
+        std::os::unix::fs::chown(place.path("f"), Some(1234), Some(2345)).unwrap();
+        set_mode(&place, "f", bits);
+        symlink("f", place.path("link")).unwrap();
+        write(&place, json!({"path": "link", "content": "new "}));
+        let data = fs::metadata(place.path("f")).unwrap();
+        assert_eq!((data.uid(), data.gid(), data.mode() & 0o7777), (1234, 2345, bits));
+        assert_eq!(place.read("f"), "new old");
+    }
+}
+
+#[test]
+fn who_may_not_give_a_file_away_writes_it_all_the_same() {
+    if unsafe { libc::geteuid() } != 0 {
+        return skip("root");
+    }
+    let place = Place::new();
+    place.write("f", "old");
+    std::os::unix::fs::chown(place.path("f"), Some(1234), Some(2345)).unwrap();
+    set_mode(&place, "f", 0o664);
+    let without_chown = || {
+        unsafe { libc::prctl(libc::PR_CAPBSET_DROP, 0, 0, 0, 0) }; // CAP_CHOWN
+    };
+    let results = write_with(&place, &[json!({"path": "f", "content": "new "})], without_chown);
+    assert_eq!(results, ["wrote 4 bytes to f (7 bytes in all)"]);
+    assert_eq!((place.read("f"), mode(&place, "f")), ("new old".into(), 0o664));
 }
 
 // ---- Links
@@ -437,26 +752,127 @@ fn a_file_in_a_linked_folder_is_written_there() {
 }
 
 #[test]
-fn the_target_of_a_dangling_link_is_created() {
-    for (link, to, target) in [("link", "target", "target"), ("a/link", "target", "a/target")] {
+fn a_dangling_link_is_an_error_and_stays() {
+    let place = Place::new();
+    symlink("target", place.path("link")).unwrap();
+    let result = write(&place, json!({"path": "link", "content": "new"}));
+    assert!(result.starts_with("error: "), "{result}");
+    assert_eq!(fs::read_link(place.path("link")).unwrap(), Path::new("target"));
+    assert!(!place.path("target").exists(), "the target was made");
+}
+
+// ---- Sessions and settings, which are files of mb's own
+
+mod needs_sessions {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_leaves_the_saved_session_whole() {
+        let server = Server::start([Reply::text("one"), Reply::text("two")]);
         let place = Place::new();
-        fs::create_dir(place.path("a")).unwrap();
-        symlink(to, place.path(link)).unwrap();
-        let result = write(&place, json!({"path": link, "content": "new"}));
-        assert_eq!(result, format!("wrote 3 bytes to {link} (3 bytes in all)"));
-        assert_eq!(place.read(target), "new");
-        assert_eq!(fs::read_link(place.path(link)).unwrap(), Path::new(to));
+        place.run(&server, &[], "first\n");
+        let (before, files) = (place.session(), listing(&place.sessions()));
+        let long = "0123456789".repeat(1000);
+        let mb = place.mb(&server, &[]).stdin(format!("/continue\n{long}\n")).setup(full_disk);
+        let run = mb.run();
+        assert!(!run.stderr.is_empty(), "{run}");
+        assert_eq!(place.session(), before, "{run}");
+        assert_eq!(listing(&place.sessions()), files, "{run}");
+    }
+
+    /// Says something, saves it by name, and where asked sets something.
+    fn saved(place: &Place, program: &[&str], setting: &str) -> Run {
+        let server = Server::start([Reply::text("one"), Reply::text("sum")]);
+        let mb = place.through(program, &server, &[&format!("endpoint={}", server.url())]);
+        mb.stdin(format!("first\n/save named\n{setting}\n")).setup(|| drop_mask(0)).run()
+    }
+
+    fn files(place: &Place) -> [PathBuf; 2] {
+        let file = |id: &str| place.sessions().join(format!("{id}.json"));
+        [file(&place.project_id()), file("named")]
+    }
+
+    fn bits(path: &Path) -> u32 {
+        fs::metadata(path).unwrap_or_else(|error| panic!("{path:?}: {error}")).mode() & 0o7777
+    }
+
+    #[test]
+    fn sessions_are_for_their_owner_alone() {
+        let place = Place::new();
+        let run = saved(&place, &[], "");
+        assert_eq!(bits(&place.sessions()), 0o700, "{run}");
+        for file in files(&place) {
+            assert_eq!(bits(&file), 0o600, "{file:?}{run}");
+        }
+    }
+
+    #[test]
+    fn a_session_was_never_open_to_others() {
+        if cannot_trace() {
+            return;
+        }
+        let place = Place::new();
+        let options = tracing(&place);
+        saved(&place, &options.each_ref().map(String::as_str), "");
+        assert_never_open(&steps(&place), &place.sessions(), 0, 0o600);
+    }
+
+    #[test]
+    fn a_file_system_without_modes_or_fsync_takes_sessions() {
+        if cannot_trace() {
+            return;
+        }
+        for (calls, error) in [(MODES, "EPERM"), (SYNCS, "EINVAL")] {
+            let place = Place::new();
+            let program = refusing(calls, error);
+            let run = saved(&place, &program.each_ref().map(String::as_str), "");
+            assert_eq!(run.stderr, "", "{run}");
+            assert!(files(&place).iter().all(|file| file.exists()), "{run}");
+        }
+    }
+
+    mod needs_cfg {
+        use super::*;
+
+        #[test]
+        fn the_configuration_is_for_its_owner_alone_and_was_never_open_to_others() {
+            let place = Place::new();
+            let run = saved(&place, &[], "/cfg model x");
+            assert_eq!(bits(&place.path(".bantam.cfg")), 0o600, "{run}");
+            if cannot_trace() {
+                return;
+            }
+            let options = tracing(&place);
+            saved(&place, &options.each_ref().map(String::as_str), "/cfg model y");
+            assert_never_open(&steps(&place), &place.work(), 0, 0o600);
+        }
+
+        #[test]
+        fn a_file_system_without_modes_or_fsync_takes_the_configuration() {
+            if cannot_trace() {
+                return;
+            }
+            for (calls, error) in [(MODES, "EPERM"), (SYNCS, "EINVAL")] {
+                let place = Place::new();
+                let program = refusing(calls, error);
+                let run = saved(&place, &program.each_ref().map(String::as_str), "/cfg model x");
+                assert_eq!(run.stderr, "", "{run}");
+                assert!(place.read(".bantam.cfg").contains("model=x\n"), "{run}");
+            }
+        }
     }
 }
 
+// ---- The home folder
+
 #[test]
-fn a_dangling_link_to_a_link_stays_one() {
+fn a_tilde_is_a_name() {
     let place = Place::new();
-    symlink("second", place.path("first")).unwrap();
-    symlink("target", place.path("second")).unwrap();
-    write(&place, json!({"path": "first", "content": "new"}));
-    assert_eq!(place.read("target"), "new");
-    for (link, to) in [("first", "second"), ("second", "target")] {
-        assert_eq!(fs::read_link(place.path(link)).unwrap(), Path::new(to));
+    for path in ["~", "~x/f", "a/~/f", "./~/f", "f~"] {
+        let result = write(&place, json!({"path": path, "content": "new"}));
+        assert!(result.starts_with("wrote 3 bytes to "), "{path}: {result}");
+        assert_eq!(place.read(path), "new");
+        let _ = fs::remove_file(place.path("~")); // "./~/f" is below it
     }
+    assert_eq!(fs::read_dir(place.home()).unwrap().count(), 0);
 }

@@ -1,9 +1,12 @@
 //! How mb is called and how it ends: arguments, input, exit statuses (§1 of the contract).
 
+#[macro_use]
 mod common;
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead, BufReader, pipe};
+use std::os::unix::ffi::OsStrExt;
 
 use common::*;
 
@@ -49,8 +52,9 @@ fn an_unknown_option_is_a_usage_error() {
     for option in ["-x", "--quiet", "-model=x", "--model=x"] {
         for args in [vec![option], vec![option, "-"], vec!["-", option]] {
             let run = refused(&place, &args, b"hello");
-            assert_eq!(run.status, 2, "{run}");
-            assert!(run.stderr.contains(option), "{run}");
+            assert_eq!((run.status, run.stderr.lines().count()), (2, 1), "{run}");
+            assert!(run.stderr.contains(option), "no {option} on stderr{run}");
+            assert!(run.stderr.contains("mb --help"), "{run}");
         }
     }
 }
@@ -62,8 +66,8 @@ fn a_second_file_is_a_usage_error() {
     place.write("b", "two");
     for args in [&["a", "b"][..], &["a", "-"], &["-", "-"], &["a", "model=x", "b"]] {
         let run = refused(&place, args, b"hello");
-        assert_eq!(run.status, 2, "{run}");
-        assert_ne!(run.stderr, "", "{run}");
+        assert_eq!((run.status, run.stderr.lines().count()), (2, 1), "{run}");
+        assert!(run.stderr.contains("mb --help"), "{run}");
     }
 }
 
@@ -84,6 +88,23 @@ fn a_dash_is_all_of_standard_input() {
     let server = Server::start([Reply::text("done")]);
     let run = Place::new().run(&server, &["-"], "first line\n\nsecond line");
     assert_eq!(prompt_of(&server, &run), "first line\n\nsecond line", "{run}");
+}
+
+#[test]
+fn a_byte_order_mark_and_the_line_ends_of_windows_are_no_part_of_a_prompt() {
+    for (text, sent) in [
+        ("\u{feff}first\r\nsecond\r\n", "first\nsecond\n"),
+        ("first\r\n\r\nsecond", "first\n\nsecond"),
+        ("a\rb\r\r\nc\r", "a\rb\r\nc\r"), // no line ends
+        ("a\u{feff}b\n\u{feff}c", "a\u{feff}b\n\u{feff}c"), // no mark
+    ] {
+        for args in [["p.txt"], ["-"]] {
+            let (server, place) = (Server::start([Reply::text("done")]), Place::new());
+            place.write("p.txt", text);
+            let run = place.run(&server, &args, if args == ["-"] { text } else { "" });
+            assert_eq!(prompt_of(&server, &run), sent, "{text:?}{run}");
+        }
+    }
 }
 
 #[test]
@@ -108,14 +129,22 @@ fn a_file_that_is_no_prompt_is_a_usage_error_that_names_it() {
     let place = Place::new();
     place.write("empty.txt", "");
     place.write("blank.txt", " \n\t\r\n");
+    place.write("mark.txt", "\u{feff}\r\n");
     place.write("latin1.txt", b"gr\xfc\xdfe");
     std::fs::create_dir(place.path("folder.txt")).unwrap();
-    let names =
-        ["missing.txt", "no/such.txt", "empty.txt", "blank.txt", "latin1.txt", "folder.txt"];
+    let names = [
+        "missing.txt",
+        "no/such.txt",
+        "empty.txt",
+        "blank.txt",
+        "mark.txt",
+        "latin1.txt",
+        "folder.txt",
+    ];
     for name in names {
         let run = refused(&place, &[name], b"");
         assert_eq!(run.status, 2, "{run}");
-        assert!(run.stderr.contains(name), "{run}");
+        assert!(run.stderr.contains(name) && run.stderr.contains("mb --help"), "{run}");
         assert_eq!(run.stderr.lines().count(), 1, "{run}");
     }
 }
@@ -123,9 +152,10 @@ fn a_file_that_is_no_prompt_is_a_usage_error_that_names_it() {
 #[test]
 fn standard_input_that_is_no_prompt_is_a_usage_error() {
     let place = Place::new();
-    for input in [&b""[..], b" \n\t\n", b"gr\xfc\xdfe"] {
+    for input in [&b""[..], b" \n\t\n", b"gr\xfc\xdfe", b"\xef\xbb\xbf\r\n"] {
         let run = refused(&place, &["-"], input);
         assert_eq!((run.status, run.stderr.lines().count()), (2, 1), "{run}");
+        assert!(run.stderr.contains("mb --help"), "{run}");
     }
 }
 
@@ -135,6 +165,14 @@ fn a_files_name_cannot_control_the_terminal() {
     assert_eq!(run.status, 2, "{run}");
     assert!(run.stderr.contains("missing.txt"), "{run}");
     assert!(!run.stderr.contains(['\u{1b}', '\u{202e}']), "{run}");
+}
+
+#[test]
+fn a_missing_file_is_named_whatever_its_bytes() {
+    let (server, place) = (Server::start([]), Place::new());
+    let run = place.mb(&server, &[]).arg(OsStr::from_bytes(b"caf\xe9.txt")).run();
+    assert_eq!((run.status, run.stderr.lines().count()), (2, 1), "{run}");
+    assert!(run.stderr.contains("caf") && run.stderr.contains(".txt"), "{run}");
 }
 
 // ---- Overrides
@@ -195,11 +233,6 @@ fn without_any_input_mb_ends_well() {
         let run = place.run(&server, &[], input);
         assert_eq!((run.status, run.stderr.as_str()), (0, ""), "{run}");
     }
-    let mut terminal = place.terminal(&server, &[]);
-    terminal.wait_for("> ");
-    terminal.key(CTRL_D);
-    let run = terminal.finish();
-    assert_eq!(run.status, 0, "{run}");
 }
 
 #[test]
@@ -217,18 +250,31 @@ fn a_line_that_is_not_utf8_stops_nothing() {
 fn a_prompt_that_starts_with_a_bang_is_run_and_nothing_is_sent() {
     let (server, place) = (Server::start([]), Place::new());
     let (lines, folder) = ("!echo out; echo err >&2\necho next", place.work());
+    let (out, folder) = ("out\nerr\nnext\n", format!("{}\n", folder.display()));
     place.write("p.txt", lines);
-    for (args, input, shown) in [
-        (&["p.txt"][..], "", "out\nerr\nnext\n"),
-        (&["-"], lines, "out\nerr\nnext\n"),
-        (&[], "!pwd", folder.to_str().unwrap()),
-    ] {
+    for (args, input, shown) in
+        [(&["p.txt"][..], "", out), (&["-"], lines, out), (&[], "!pwd", &folder)]
+    {
         let run = place.run(&server, args, input);
         assert_eq!((run.status, run.stderr.as_str()), (0, ""), "{run}");
-        assert!(run.stdout.starts_with(shown), "{run}");
-        assert!(!run.stdout.contains("requesting") && !run.stdout.contains("[to"), "{run}");
+        assert_eq!(run.stdout, format!("{shown}\n\nexit: 0\n"), "{run}");
     }
     assert_eq!(server.model_requests().len(), 0);
+}
+
+#[test]
+fn a_command_of_windows_is_run_and_not_sent() {
+    let (server, place) = (Server::start([]), Place::new());
+    for text in
+        ["\u{feff}!echo a\necho b", "!echo a\r\necho b\r\n", "\u{feff}!echo a\r\necho b\r\n"]
+    {
+        place.write("p.txt", text);
+        for args in [["p.txt"], ["-"]] {
+            let run = place.run(&server, &args, if args == ["-"] { text } else { "" });
+            assert_eq!((run.status, server.requests().len()), (0, 0), "{text:?}{run}");
+            assert!(run.stdout.starts_with("a\nb\n"), "{text:?}{run}");
+        }
+    }
 }
 
 #[test]
@@ -238,7 +284,8 @@ fn a_bang_line_does_not_join_the_conversation() {
     assert!(run.stdout.contains("secret"), "{run}");
     let request = &server.requests()[1];
     assert_eq!(request.roles(), ["system", "user", "assistant", "user"], "{run}");
-    assert!(!request.body.to_string().contains("secret"), "{run}");
+    let said: Vec<_> = request.messages()[1..].iter().map(text_of).collect();
+    assert_eq!(said, ["first", "one", "second"], "{run}");
 }
 
 #[test]
@@ -292,7 +339,7 @@ fn an_interrupt_in_file_mode_ends_with_status_130() {
         live.send(prompt);
         live.close_stdin();
         let asked = || server.requests().len() == 1;
-        wait_until("mb is busy", || place.path("busy").exists() || hangs && asked());
+        live.wait_until("mb is busy", || place.path("busy").exists() || hangs && asked());
         live.signal(libc::SIGINT);
         let run = live.finish();
         assert_eq!(run.status, 130, "{run}");
@@ -347,4 +394,20 @@ fn a_stderr_that_cannot_be_written_is_no_crash() {
     command.stderr(File::options().write(true).open("/dev/full").unwrap());
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
+}
+
+// ---- What goes with a part that a port may lack
+
+mod needs_terminal {
+    use super::*;
+
+    #[test]
+    fn the_end_of_input_on_a_terminal_is_a_good_end() {
+        let (server, place) = (Server::start([]), Place::new());
+        let mut terminal = place.terminal(&server, &[]);
+        terminal.wait_for("> ");
+        terminal.key(CTRL_D);
+        let run = terminal.finish();
+        assert_eq!(run.status, 0, "{run}");
+    }
 }

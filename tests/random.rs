@@ -9,6 +9,7 @@
 //! `random.json` has what is drawn from; `{n}` becomes a number, `<any>` is any text. A call has
 //! its `result` and, if it runs, what the file `log` holds then.
 
+#[macro_use]
 mod common;
 
 use std::cell::RefCell;
@@ -28,8 +29,26 @@ const EMPTY: &str = "Invalid assistant message: content or tool_calls must be se
 static KINDS: LazyLock<Value> =
     LazyLock::new(|| serde_json::from_str(include_str!("random.json")).unwrap());
 
-#[test]
-fn a_random_conversation_is_well_formed_and_keeps_what_was_stored() {
+mod needs_cfg {
+    mod needs_compact {
+        mod needs_repairs {
+            mod needs_retries {
+                mod needs_sessions {
+                    mod needs_streaming {
+                        mod needs_terminal {
+                            #[test]
+                            fn a_random_conversation_is_well_formed_and_keeps_what_was_stored() {
+                                crate::run();
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn run() {
     let number = |name| std::env::var(name).ok().map(|text| text.parse().expect(name));
     let seeds = number("MB_SEED").map(|seed: u64| seed..seed + 1);
     let seeds = Mutex::new(seeds.unwrap_or(0..number("MB_SEEDS").unwrap_or(SEEDS)));
@@ -87,15 +106,30 @@ impl Program {
         }
     }
 
-    fn send(&mut self, text: &str) {
-        match self {
-            Pipes(live) => live.send(text),
-            Screen(terminal) => terminal.type_text(text),
+    /// Types lines. On a terminal each after a prompt of its own: what arrives together is one.
+    fn send(&mut self, lines: &str) {
+        for line in lines.split_inclusive('\n') {
+            match self {
+                Pipes(live) => live.send(line),
+                Screen(terminal) => {
+                    terminal.wait_for("\n> ");
+                    terminal.type_text(line);
+                }
+            }
         }
     }
 
-    fn interrupt(&mut self) {
-        self.live().signal(libc::SIGINT);
+    /// Presses Ctrl+C so many times in a row, which is as good as once. All have come before the
+    /// next line is typed: a later one would rightly drop it.
+    fn interrupt(&mut self, times: usize) {
+        (0..times).for_each(|_| self.live().signal(libc::SIGINT));
+        let file = format!("/proc/{}/status", self.live().pid());
+        wait_until("the signals have come", || {
+            let status = fs::read_to_string(&file).unwrap_or_default();
+            let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+            let pending = pending.map(|set| u64::from_str_radix(set.trim(), 16).unwrap());
+            pending.unwrap_or_default() & (1 << (libc::SIGINT - 1)) == 0
+        });
         match self {
             Pipes(live) => live.wait_for_stderr("[interrupted]"),
             Screen(terminal) => terminal.wait_for("[interrupted]"),
@@ -165,6 +199,8 @@ struct Talk<'a> {
     program: Program, // ends before the place does
     place: Place,
     messages: Vec<Value>,
+    compacted: bool, // the conversation carries a summary by `/compact`
+    other: bool,     // it is another one than the project's file holds
     saved: BTreeMap<String, Vec<Value>>,
     settings: BTreeMap<String, Value>, // sent with each request; null what the server refuses
     log: String,                       // what the tools have written
@@ -189,6 +225,8 @@ impl Talk<'_> {
             program,
             place,
             messages: vec![json!({"role": "system", "content": ANY})],
+            compacted: false,
+            other: true,
             saved: BTreeMap::new(),
             settings: serde_json::from_value(settings).unwrap(),
             log: String::new(),
@@ -197,30 +235,33 @@ impl Talk<'_> {
 
     fn run(mut self) {
         for _ in 0..STEPS {
-            // What was loaded is not saved yet: then commands are of interest.
-            let turns = if self.is_saved() { 2 } else { 4 };
-            if self.random.one_in(turns) {
+            if self.random.one_in(2) {
                 self.turn();
             } else {
                 self.command();
             }
+            self.keep_project();
             self.check_files();
         }
-        self.program.send("/quit\n");
+        let signals = [0, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+        let signal = self.random.pick(&signals);
+        match signal {
+            0 => self.program.send("/quit\n"),
+            signal => self.program.live().signal(signal),
+        }
         let run = match self.program {
             Pipes(live) => live.finish(),
             Screen(terminal) => terminal.finish(),
         };
-        assert_eq!(run.status, 0, "{run}");
-        assert!(!run.to_string().contains("panicked"), "{run}");
-        if self.messages.len() > 1 {
-            let saved = session(&self.place, &self.place.project_id());
-            assert_same(&saved, &self.messages);
-        }
+        assert_eq!(run.status, if signal > 0 { 128 + signal } else { 0 }, "{run}");
+        assert!(!run.stdout.contains("panicked at"), "{run}");
+        assert!(!run.stderr.contains("panicked at"), "{run}");
+        check_sessions(&self.place, &self.saved);
     }
 
-    fn is_saved(&self) -> bool {
-        self.saved.get(&self.place.project_id()) == Some(&self.messages)
+    /// Whether the model has said something: before, the conversation is not saved.
+    fn said(&self) -> bool {
+        self.compacted || self.messages.iter().any(|message| message["role"] == "assistant")
     }
 
     fn number(&mut self) -> String {
@@ -251,32 +292,37 @@ impl Talk<'_> {
             plan.push(step);
         }
         self.messages = self.play(&typed, plan, messages);
-        self.keep(&self.place.project_id());
     }
 
     fn command(&mut self) {
         let project = self.place.project_id();
         let name = self.random.pick(&["a", "ab"]);
-        let begun = self.messages.len() > 1;
-        match self.random.below(16) {
+        let previous = project.clone() + "-prev";
+        let said = self.said();
+        match self.random.below(18) {
             0 | 1 => {
                 self.line("/clear");
-                self.keep(&project);
                 self.messages.truncate(1);
+                (self.compacted, self.other) = (false, true);
             }
             2 | 3 => {
                 let command = self.random.pick(&["/continue", "/cont"]);
                 self.line(command);
-                self.messages = self.saved.get(&project).unwrap_or(&self.messages).clone();
+                if self.saved.contains_key(&project) {
+                    self.load(&project);
+                }
             }
             4..=7 if self.saved.contains_key(name) => {
                 self.line(&format!("/load {name}"));
-                self.keep(&project);
-                self.messages = self.saved[name].clone();
+                self.load(name);
             }
-            8 | 9 if begun => self.save(&format!("/save {name}"), name),
-            10 if begun => self.save("/save", &project),
-            11 | 12 if begun => self.compact(&project),
+            16 if self.saved.contains_key(&previous) => {
+                self.line(&format!("/load {previous}"));
+                self.load(&previous);
+            }
+            8 | 9 if said => self.save(&format!("/save {name}"), name),
+            10 if said => self.save("/save", &project),
+            11 | 12 if said => self.compact(),
             13 => {
                 let setting = self.draw("settings");
                 let (key, value) = (setting[0].as_str().unwrap().to_string(), &setting[1]);
@@ -286,9 +332,7 @@ impl Talk<'_> {
                 }
             }
             14 if matches!(self.program, Screen(_)) => {
-                self.program.live().wait_for_stdout("\n> ");
                 self.program.send("half a prompt\x03");
-                self.program.live().wait_for_stdout("\n> ");
                 self.line("");
             }
             _ => {
@@ -298,20 +342,25 @@ impl Talk<'_> {
         }
     }
 
+    /// The conversation becomes a saved one, which the project's file may hold already.
+    fn load(&mut self, id: &str) {
+        self.messages = self.saved[id].clone();
+        self.compacted = !self.messages.iter().any(|message| message["role"] == "assistant");
+        self.other = id != self.place.project_id();
+    }
+
     fn save(&mut self, command: &str, id: &str) {
         let step = if self.random.one_in(3) { self.failure() } else { self.text() };
         self.question(command, step);
         self.keep(id);
     }
 
-    fn compact(&mut self, project: &str) {
-        // Whether a failure saves what was loaded is left open.
-        let is_saved = self.is_saved();
+    fn compact(&mut self) {
         let log = self.log.clone();
         let step = match self.random.below(5) {
-            0 if is_saved => self.failure(),
-            1 if is_saved => self.unfinished(),
-            2 if is_saved => self.calls("calls", json!({"content": null})),
+            0 => self.failure(),
+            1 => self.unfinished(),
+            2 => self.calls("calls", json!({"content": null})),
             _ => self.text(),
         };
         let summary = match &step.outcome {
@@ -324,8 +373,8 @@ impl Talk<'_> {
             let content = format!("{ANY}{}{ANY}", summary.trim());
             self.messages.truncate(1);
             self.messages.push(json!({"role": "user", "content": content}));
+            self.compacted = true;
         }
-        self.keep(project);
     }
 
     /// A command asks the model something, which does not join the conversation.
@@ -345,8 +394,10 @@ impl Talk<'_> {
     /// Draws a reply; `draft` is the conversation then, `plan` what came before in this turn.
     fn step(&mut self, draft: &[Value], plan: &[Step]) -> Step {
         let (early, only_calls) = (plan.len() < LIMIT - 1, plan.iter().all(Step::has_calls));
+        let repaired = plan.last().is_some_and(|step| matches!(step.outcome, Repair));
         match self.random.below(60) {
             // Whether a retry or a repair counts as an iteration is left open.
+            44..=49 if repaired => Step::new(EMPTY, Reply::status(400, EMPTY), Fail), // once a call
             _ if !early && !only_calls => self.text(),
             0..=12 => self.calls("calls", json!({"content": null})),
             13..=25 => {
@@ -454,6 +505,10 @@ impl Talk<'_> {
             }
             let deltas = self.deltas(message.clone()).into_iter();
             let mut events: Vec<String> = deltas.map(delta).collect();
+            if self.random.one_in(8) {
+                let place = self.random.below(events.len() + 1);
+                events.insert(place, self.draw_text("lost")); // does not parse, and is left out
+            }
             let end = [finish(reason), usage(5, 0, 5), "[DONE]".into()];
             let ends = [&end[..], &end[..1], &end[..2], &end[1..2], &end[2..]];
             events.extend_from_slice(self.random.pick(&ends));
@@ -483,7 +538,17 @@ impl Talk<'_> {
         }
         let mut second = self.split("", &mut message);
         let third = self.split("", &mut second);
-        [message, second, third].into_iter().filter(Value::is_object).collect()
+        let mut deltas = vec![message, second, third];
+        for delta in &mut deltas {
+            let text = text_of(delta);
+            if !text.is_empty() && self.random.one_in(4) {
+                // Some servers send a text in some deltas, and a list of parts in others.
+                let parts = json!([{"type": "text", "text": text}]);
+                delta["content"] = if delta["content"].is_array() { text.into() } else { parts };
+            }
+        }
+        deltas.retain(Value::is_object);
+        deltas
     }
 
     /// Splits what grows: the first parts stay, the second ones are returned. Of a list's entries
@@ -546,7 +611,7 @@ impl Talk<'_> {
                 Event::Output(text) => self.program.live().wait_for_stdout(text),
                 Event::File(name) => wait_until(name, || self.place.path(name).exists()),
             }
-            self.program.interrupt();
+            self.program.interrupt(1 + self.random.below(2));
         }
         let done = self.number();
         self.program.send(&format!("!printf done-%s {done}\n"));
@@ -581,26 +646,51 @@ impl Talk<'_> {
         messages
     }
 
+    /// After every line the conversation should be saved for the project, once the model has said
+    /// something. Another one that was saved before is kept.
+    fn keep_project(&mut self) {
+        if !self.said() {
+            return;
+        }
+        let project = self.place.project_id();
+        let previous = project.clone() + "-prev";
+        let old = self.saved.remove(&project);
+        // Whether one that was loaded is another one than its like is left open.
+        let alike = old.as_ref() == Some(&self.messages);
+        let kept = |old: &Vec<Value>| !alike || find(&self.place, &previous).as_ref() == Some(old);
+        if let Some(old) = old.filter(|old| self.other && kept(old)) {
+            self.saved.insert(previous, old);
+        }
+        self.other = false;
+        self.keep(&project);
+    }
+
     /// The conversation should now be saved under this id; from here on no letter of it changes.
     fn keep(&mut self, id: &str) {
-        if self.messages.len() > 1 {
-            let saved = session(&self.place, id);
-            assert_same(&saved, &self.messages);
-            self.messages = saved.clone();
-            self.saved.insert(id.into(), saved);
-        }
+        let saved = session(&self.place, id);
+        assert_same(&saved, &self.messages);
+        self.messages = saved.clone();
+        self.saved.insert(id.into(), saved);
     }
 
     /// The saved sessions, and the file that the tools write.
     fn check_files(&self) {
-        let files = fs::read_dir(self.place.sessions()).into_iter().flatten();
-        assert_eq!(files.count(), self.saved.len(), "sessions: {:?}", self.saved.keys());
-        for (id, saved) in &self.saved {
-            assert_eq!(well_formed(saved), Ok(()));
-            assert_same(&session(&self.place, id), saved);
-        }
+        check_sessions(&self.place, &self.saved);
         let log = fs::read_to_string(self.place.path("log")).unwrap_or_default();
         assert_eq!(log, self.log, "what the tools wrote");
+    }
+}
+
+fn check_sessions(place: &Place, wanted: &BTreeMap<String, Vec<Value>>) {
+    let files = fs::read_dir(place.sessions()).into_iter().flatten();
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let ids = names.filter_map(|name| name.strip_suffix(".json").map(str::to_string));
+    let mut ids: Vec<String> = ids.filter(|id| !id.starts_with('.')).collect(); // no temporary one
+    ids.sort();
+    assert!(ids.iter().eq(wanted.keys()), "sessions: {ids:?}, not {:?}", wanted.keys());
+    for (id, saved) in wanted {
+        assert_eq!(well_formed(saved), Ok(()), "session {id}");
+        assert_same(&session(place, id), saved);
     }
 }
 
@@ -610,10 +700,14 @@ fn stream(events: &[String]) -> Reply {
 
 /// The messages of a saved session.
 fn session(place: &Place, id: &str) -> Vec<Value> {
-    let file = fs::read(place.sessions().join(format!("{id}.json"))).expect("a session");
+    find(place, id).unwrap_or_else(|| panic!("no session {id}"))
+}
+
+fn find(place: &Place, id: &str) -> Option<Vec<Value>> {
+    let file = fs::read(place.sessions().join(format!("{id}.json"))).ok()?;
     let session: Value = serde_json::from_slice(&file).unwrap();
     assert!(session["summary"].is_string(), "no summary in session {id}");
-    session["messages"].as_array().expect("messages").clone()
+    Some(session["messages"].as_array().expect("messages").clone())
 }
 
 /// Fails where messages are not those of the model.

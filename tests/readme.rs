@@ -1,8 +1,9 @@
-//! What the README says of the source is so: each step of the algorithm, and who does it.
+//! What the documents say of the source is so: each step of the algorithm, and who does it.
 
 use std::collections::BTreeSet;
 
 const README: &str = include_str!("../README.md");
+const PORTING: &str = include_str!("../docs/porting.md");
 const SOURCE: &str = include_str!("../src/main.rs");
 
 /// The steps that a text names: "Main 4 and 6" are two, "Main 1 to 3" are three.
@@ -42,9 +43,9 @@ fn source_steps() -> BTreeSet<(String, String)> {
     found
 }
 
-/// Step and function, as the numbered list of the README has them.
-fn readme_steps() -> BTreeSet<(String, String)> {
-    let porting = README.split("\n## ").find(|part| part.starts_with("Porting")).unwrap();
+/// Step and function, as the numbered list of the guide has them.
+fn guide_steps() -> BTreeSet<(String, String)> {
+    let porting = PORTING.split("\n## ").find(|part| part.starts_with("Porting")).unwrap();
     let items = porting.lines().filter_map(|line| line.split_once(". **"));
     let mut found = BTreeSet::new();
     for (step, rest) in items.filter_map(|(_, rest)| rest.split_once("** ")) {
@@ -55,24 +56,43 @@ fn readme_steps() -> BTreeSet<(String, String)> {
 }
 
 #[test]
-fn each_step_of_the_algorithm_is_in_the_readme_and_in_the_source_at_the_same_function() {
-    let (source, readme) = (source_steps(), readme_steps());
+fn each_step_of_the_algorithm_is_in_the_guide_and_in_the_source_at_the_same_function() {
+    let (source, guide) = (source_steps(), guide_steps());
     assert!(source.len() > 10, "{source:?}");
-    let missing: Vec<_> = source.difference(&readme).collect();
+    let missing: Vec<_> = source.difference(&guide).collect();
     assert!(missing.is_empty(), "in src/main.rs only: {missing:?}");
-    let missing: Vec<_> = readme.difference(&source).collect();
-    assert!(missing.is_empty(), "in README.md only: {missing:?}");
+    let missing: Vec<_> = guide.difference(&source).collect();
+    assert!(missing.is_empty(), "in docs/porting.md only: {missing:?}");
+}
+
+fn is_defined(name: &str) -> bool {
+    [format!("fn {name}("), format!("fn {name}<"), format!("const {name}:")]
+        .iter()
+        .any(|definition| SOURCE.contains(definition))
 }
 
 #[test]
-fn each_function_that_the_readme_names_exists() {
-    let porting = README.split("\n## ").find(|part| part.starts_with("Porting")).unwrap();
+fn each_place_to_change_that_the_readme_names_exists() {
+    let section = README.split("\n## ").find(|part| part.contains("where to change what")).unwrap();
+    let list = section.lines().filter(|line| line.starts_with("- "));
+    let names: Vec<&str> = list.flat_map(|line| line.split('`').skip(1).step_by(2)).collect();
+    assert!(names.len() > 8, "README.md names {names:?} only");
+    let source = |name: &&&str| name.chars().all(|c| c.is_ascii_alphabetic() || c == '_');
+    for name in names.iter().filter(source) {
+        assert!(is_defined(name), "README.md names {name}, which src/main.rs does not define");
+    }
+}
+
+#[test]
+fn each_function_that_the_guide_names_exists() {
+    let porting = PORTING.split("\n## ").find(|part| part.starts_with("Porting")).unwrap();
     let names = porting.split('`').skip(1).step_by(2);
     let function = |name: &&str| name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
-    let settings = ["api_key", "confirm", "max_al_iterations", "quiet", "stream_options"];
+    let settings =
+        ["api_key", "confirm", "endpoint", "max_al_iterations", "quiet", "stream_options"];
     let other = ["poll", "tool", "messages"];
     for name in names.filter(function) {
-        let defined = ["(", "<"].iter().any(|end| SOURCE.contains(&format!("fn {name}{end}")));
-        assert!(defined || settings.contains(&name) || other.contains(&name), "{name}");
+        let known = is_defined(name) || settings.contains(&name) || other.contains(&name);
+        assert!(known, "docs/porting.md names {name}, which src/main.rs does not define");
     }
 }

@@ -1,8 +1,12 @@
 //! Replies where timing matters, or more than one (§3 and §5 of the contract). A single reply's
 //! cases are in `wire/`.
 
+#[macro_use]
 mod common;
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -38,45 +42,7 @@ fn two_turns(script: impl IntoIterator<Item = Reply>) -> (Vec<Value>, Run) {
     (server.requests().last().unwrap().messages()[1..].to_vec(), run)
 }
 
-// ---- Shown as it arrives
-
-#[test]
-fn text_is_shown_while_the_stream_is_open() {
-    let whole = json!({"choices": [{"index": 0, "message": {"content": "early"}}]}).to_string();
-    let parts = delta(json!({"content": [{"type": "text", "text": "early"}]}));
-    for first in [say("early"), parts, whole] {
-        let gate = Gate::default();
-        let reply = Reply::sse(&[&first]).wait(&gate).send(&[&say(" late"), "[DONE]"]);
-        let server = Server::start([reply]);
-        let place = Place::new();
-        let mut live = place.start(&server, &[]);
-        live.send("hello\n");
-        live.wait_for_stdout("early");
-        gate.open();
-        live.wait_for_stdout(" late\n");
-        live.close_stdin();
-        let run = live.finish();
-        assert!(run.stdout.contains("\nearly late\n"), "{run}");
-    }
-}
-
-#[test]
-fn reasoning_is_shown_while_the_stream_is_open_and_ends_before_the_text() {
-    for key in ["reasoning_content", "reasoning"] {
-        let (thought, spoken) = (Gate::default(), Gate::default());
-        let reply = Reply::sse(&[&delta(json!({key: "hmm"}))]).wait(&thought);
-        let reply = reply.send(&[&say("yes")]).wait(&spoken).send(&["[DONE]"]);
-        let (server, place) = (Server::start([reply]), Place::new());
-        let mut live = place.start(&server, &[]);
-        live.send("hello\n");
-        live.wait_for_stdout("--- reasoning start ---\nhmm");
-        thought.open();
-        live.wait_for_stdout("\n--- reasoning end ---\nyes");
-        spoken.open();
-        live.close_stdin();
-        assert_eq!(live.finish().status, 0);
-    }
-}
+// ---- A line and its end
 
 #[test]
 fn a_line_is_taken_when_it_is_whole_however_slowly_it_comes() {
@@ -92,22 +58,6 @@ fn a_line_is_taken_when_it_is_whole_however_slowly_it_comes() {
     gate.open();
     let run = live.finish();
     assert!(run.stdout.contains("\n日本語\n"), "{run}");
-}
-
-#[test]
-fn a_call_does_not_run_before_its_reply_is_complete() {
-    let gate = Gate::default();
-    let reply = Reply::sse(&[&call(0, "c1", "touch ran"), &say("soon")]).wait(&gate).cut();
-    let (server, place) = (Server::start([reply, Reply::text("done")]), Place::new());
-    let mut live = place.start(&server, &["-"]);
-    live.send("hello");
-    live.close_stdin();
-    live.wait_for_stdout("soon");
-    gate.open();
-    let run = live.finish();
-    assert_eq!(run.status, 0, "{run}");
-    assert!(!run.stdout.contains("[tool call: "), "{run}");
-    assert!(!place.path("ran").exists(), "{run}");
 }
 
 // ---- The end of a reply
@@ -128,14 +78,78 @@ fn a_complete_reply_ends_the_turn_though_the_connection_stays_open() {
 }
 
 #[test]
-fn a_server_that_talks_on_behind_a_complete_reply_is_not_listened_to_for_ever() {
-    let pings = (0..1000).fold(Reply::sse(&[&say("one"), "[DONE]"]), |reply, _| {
-        reply.pause(100).send(&[": ping\n\n"])
+fn a_finish_reason_in_every_chunk_ends_nothing() {
+    let words: Vec<String> = (1..=60).map(|number| format!("w{number} ")).collect();
+    let chunk = |word: &String| {
+        let choice = json!({"index": 0, "delta": {"content": word}, "finish_reason": "stop"});
+        json!({"choices": [choice]}).to_string()
+    };
+    let reply = words.iter().fold(Reply::sse(&[]), |r, word| r.send(&[&chunk(word)]).pause(20));
+    let (messages, run) = two_turns([reply.send(&["[DONE]"])]);
+    assert_eq!(messages[1]["content"], words.concat(), "{run}");
+}
+
+#[test]
+fn what_comes_behind_a_finish_reason_or_usage_belongs_to_the_reply() {
+    let at_once = json!({"choices": [{"delta": {"content": "one"}, "finish_reason": "stop"}]});
+    let (early, usage) = (finish("STOP"), usage(10, 0, 5));
+    for (first, text) in [
+        (vec![early.as_str()], "two"),
+        (vec![&at_once.to_string()], "onetwo"),
+        (vec![&say("one"), &usage], "onetwo"),
+    ] {
+        // So many lines that patience counted by lines is spent.
+        let reply = Reply::sse(&first).send(&[": ping\n\n"; 200]).pause(100);
+        let (messages, run) = two_turns([reply.send(&[&say("two"), &finish("stop"), "[DONE]"])]);
+        assert_eq!(messages[1]["content"], text, "{run}");
+    }
+}
+
+#[test]
+fn each_call_may_have_a_finish_reason_behind_it() {
+    let end = finish("tool_calls");
+    let calls = (0..3).fold(Reply::sse(&[]), |reply, number| {
+        let call = call(number, &format!("c{number}"), &format!("echo {number} >> log"));
+        reply.send(&[&call, &end]).send(&[": ping\n\n"; 100]).pause(100)
     });
-    let server = Server::start([pings]);
-    let run = Place::new().mb(&server, &["-"]).stdin("hello").limit(20).run();
-    assert_eq!(run.status, 0, "{run}");
-    assert!(run.stdout.contains("one"), "{run}");
+    let (server, place, run) = ask([calls.send(&["[DONE]"]), Reply::text("done")]);
+    assert_eq!(place.read("log"), "0\n1\n2\n", "{run}");
+    let roles = ["system", "user", "assistant", "tool", "tool", "tool"];
+    assert_eq!(server.requests()[1].roles(), roles, "{run}");
+}
+
+#[test]
+fn a_server_that_talks_on_behind_a_complete_reply_is_not_listened_to_for_ever() {
+    let more = say(" and more");
+    for (end, talk) in [
+        ("[DONE]", ": ping\n\n"), // behind [DONE] nothing counts
+        ("[DONE]", &more),
+        (&finish("stop"), ": ping\n\n"), // behind a finish reason comments do not count
+    ] {
+        let reply = Reply::sse(&[&say("one"), end]);
+        let talk = (0..1000).fold(reply, |reply, _| reply.pause(100).send(&[talk]));
+        let server = Server::start([talk]);
+        let run = Place::new().mb(&server, &["-"]).stdin("hello").limit(20).run();
+        assert_eq!(run.status, 0, "{run}");
+        assert!(run.stdout.contains("\none\n"), "{run}");
+    }
+}
+
+#[test]
+fn a_connection_that_is_given_up_is_closed() {
+    let open = Reply::sse(&[&say("one"), &finish("stop")]).stall();
+    let done = Reply::sse(&[&say("one"), "[DONE]"]).with_length().stall();
+    for first in [open, done] {
+        let (server, place) = (Server::start([first]), Place::new());
+        let mut live = place.start(&server, &[]);
+        live.send("hello\n");
+        server.wait_for_requests(1);
+        server.wait_for_end(server.requests()[0].connection); // though mb runs, and waits
+        live.send("!echo still\n");
+        live.wait_for_stdout("still");
+        live.close_stdin();
+        assert_eq!(live.finish().status, 0);
+    }
 }
 
 #[test]
@@ -163,23 +177,79 @@ fn a_reply_of_many_megabytes_is_no_problem() {
     }
 }
 
-// ---- What is stored
+// ---- A refusal
 
 #[test]
-fn nothing_of_a_broken_off_reply_is_stored_shown_again_or_run() {
-    let half = Reply::sse(&[&say("half a text"), &call(0, "c1", "touch ran")]).cut();
-    let script = [half, Reply::calls(&[("c2", "shell_exec", r#"{"command":"true"}"#)])];
-    let (server, place) = (Server::start(script), Place::new());
-    server.push(Reply::text("whole"));
-    let run = place.run(&server, &[], "first\n");
-    assert_eq!(run.stdout.matches("half a text").count(), 1, "{run}");
-    let requests = server.requests();
-    assert_eq!(requests[1].messages(), requests[0].messages(), "{run}");
-    assert_eq!(requests[2].roles(), ["system", "user", "assistant", "tool"], "{run}");
-    assert!(!requests[2].body.to_string().contains("half a text"), "{run}");
-    assert!(!place.session().to_string().contains("half a text"), "{run}");
-    assert!(!place.path("ran").exists(), "{run}");
+fn beside_a_text_a_refusal_is_a_field_like_any_other() {
+    let message = json!({"role": "assistant", "content": "Fine.", "refusal": ""});
+    let whole = Reply::json(json!({"choices": [{"message": message, "finish_reason": "stop"}]}));
+    let (messages, run) = two_turns([whole]);
+    assert!(run.stdout.contains("\nFine.\n"), "{run}");
+    assert_eq!(messages[1], message, "{run}");
 }
+
+// ---- Replies without an end
+
+/// A server that answers one request with these bytes and then with a block again and again, until
+/// the connection is closed; and mb, which is asked once and may use 200 MiB of memory.
+fn endless(place: &Place, start: &str, block: String) -> (Live, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("endpoint=http://{}/v1", listener.local_addr().unwrap());
+    let start = format!("HTTP/1.1 {start}");
+    let server = thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut request = [0; 65536];
+            let length = stream.read(&mut request).unwrap_or(0);
+            if request[..length].starts_with(b"POST") {
+                let _ = stream.write_all(start.as_bytes());
+                while stream.write_all(block.as_bytes()).is_ok() {}
+                return; // nobody else is answered
+            }
+        }
+    });
+    let mb = place.mb_alone(&[&endpoint]).setup(|| {
+        let limit = libc::rlimit { rlim_cur: 200 << 20, rlim_max: 200 << 20 };
+        unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) };
+    });
+    let mut live = mb.limit(20).start();
+    live.send("hello\n");
+    (live, server)
+}
+
+#[test]
+fn a_reply_of_256_mib_is_given_up_and_its_connection_closed() {
+    let (place, comment) = (Place::new(), format!(": {}\n", "x".repeat(1 << 20)));
+    let (mut live, server) = endless(&place, "200 OK\r\n\r\n", comment);
+    live.wait_for_stderr("\n"); // an error, or a retry
+    live.wait_until("the connection is closed", || server.is_finished());
+}
+
+#[test]
+fn what_comes_without_end_behind_done_takes_neither_time_nor_memory() {
+    let chunk = format!("data: {}\n\n", say(&"x".repeat(1000)));
+    let start = format!("200 OK\r\n\r\ndata: {}\n\ndata: [DONE]\n\n", say("one"));
+    let place = Place::new();
+    let (mut live, server) = endless(&place, &start, chunk);
+    live.wait_for_stdout("one\n");
+    live.wait_until("the connection is closed", || server.is_finished());
+    live.close_stdin();
+    let run = live.finish();
+    assert_eq!((run.status, run.stderr.as_str()), (0, ""), "{run}");
+}
+
+#[test]
+fn an_errors_body_without_end_is_read_for_a_mebibyte_only() {
+    let place = Place::new();
+    let (mut live, server) = endless(&place, "401 Unauthorized\r\n\r\n", "no key ".repeat(1000));
+    live.wait_for_stderr("API error: HTTP 401: no key no key");
+    live.wait_until("the connection is closed", || server.is_finished());
+    live.close_stdin();
+    let run = live.finish();
+    assert_eq!(run.status, 0, "{run}");
+    assert!(run.stderr.len() < 600, "{run}");
+}
+
+// ---- What is stored
 
 #[test]
 fn nothing_of_an_empty_reply_is_stored() {
@@ -263,16 +333,140 @@ fn every_request_sends_back_all_that_was_stored_before_unknown_fields_included()
     }
 }
 
-#[test]
-fn broken_arguments_are_never_sent_back_nor_saved() {
-    for arguments in [r#"{"command":"echo h"#, "", "null", "[]", "echo hi"] {
-        let call = Reply::calls(&[("c1", "shell_exec", arguments)]);
-        let (server, place) = (Server::start([call, Reply::text("one")]), Place::new());
-        let run = place.run(&server, &[], "first\n");
-        let stored = "/tool_calls/0/function/arguments";
-        assert_eq!(server.requests()[1].messages()[2].pointer(stored), Some(&json!("{}")), "{run}");
-        assert_eq!(place.session()["messages"][2].pointer(stored), Some(&json!("{}")), "{run}");
-        let result = server.requests()[1].messages()[3]["content"].as_str().unwrap().to_string();
-        assert!(result.starts_with("error: "), "{result}{run}");
+// ---- What needs more than the core
+
+mod needs_streaming {
+    use super::*;
+
+    #[test]
+    fn text_is_shown_while_the_stream_is_open() {
+        let whole = json!({"choices": [{"index": 0, "message": {"content": "early"}}]}).to_string();
+        let parts = delta(json!({"content": [{"type": "text", "text": "early"}]}));
+        for first in [say("early"), parts, whole] {
+            let gate = Gate::default();
+            let reply = Reply::sse(&[&first]).wait(&gate).send(&[&say(" late"), "[DONE]"]);
+            let server = Server::start([reply]);
+            let place = Place::new();
+            let mut live = place.start(&server, &[]);
+            live.send("hello\n");
+            live.wait_for_stdout("early");
+            gate.open();
+            live.wait_for_stdout(" late\n");
+            live.close_stdin();
+            let run = live.finish();
+            assert!(run.stdout.contains("\nearly late\n"), "{run}");
+        }
+    }
+
+    mod needs_reasoning {
+        use super::*;
+
+        #[test]
+        fn reasoning_is_shown_while_the_stream_is_open_and_ends_before_the_text() {
+            for key in ["reasoning_content", "reasoning"] {
+                let (thought, spoken) = (Gate::default(), Gate::default());
+                let reply = Reply::sse(&[&delta(json!({key: "hmm"}))]).wait(&thought);
+                let reply = reply.send(&[&say("yes")]).wait(&spoken).send(&["[DONE]"]);
+                let (server, place) = (Server::start([reply]), Place::new());
+                let mut live = place.start(&server, &[]);
+                live.send("hello\n");
+                live.wait_for_stdout("--- reasoning start ---\nhmm");
+                thought.open();
+                live.wait_for_stdout("\n--- reasoning end ---\nyes");
+                spoken.open();
+                live.close_stdin();
+                assert_eq!(live.finish().status, 0);
+            }
+        }
+    }
+
+    mod needs_retries {
+        use super::*;
+
+        #[test]
+        fn a_call_does_not_run_before_its_reply_is_complete() {
+            let gate = Gate::default();
+            let reply = Reply::sse(&[&call(0, "c1", "touch ran"), &say("soon")]).wait(&gate).cut();
+            let (server, place) = (Server::start([reply, Reply::text("done")]), Place::new());
+            let mut live = place.start(&server, &["-"]);
+            live.send("hello");
+            live.close_stdin();
+            live.wait_for_stdout("soon");
+            gate.open();
+            let run = live.finish();
+            assert_eq!(run.status, 0, "{run}");
+            assert!(!run.stdout.contains("[tool call: "), "{run}");
+            assert!(!place.path("ran").exists(), "{run}");
+        }
+
+        mod needs_sessions {
+            use super::*;
+
+            #[test]
+            fn nothing_of_a_broken_off_reply_is_stored_shown_again_or_run() {
+                let half = Reply::sse(&[&say("half a text"), &call(0, "c1", "touch ran")]).cut();
+                let script = [half, Reply::calls(&[("c2", "shell_exec", r#"{"command":"true"}"#)])];
+                let (server, place) = (Server::start(script), Place::new());
+                server.push(Reply::text("whole"));
+                let run = place.run(&server, &[], "first\n");
+                assert_eq!(run.stdout.matches("half a text").count(), 1, "{run}");
+                let requests = server.requests();
+                assert_eq!(requests[1].messages(), requests[0].messages(), "{run}");
+                assert_eq!(requests[2].roles(), ["system", "user", "assistant", "tool"], "{run}");
+                let half = |message: &Value| text_of(message).contains("half a text");
+                assert!(!requests[2].messages()[1..].iter().any(half), "{run}");
+                assert!(
+                    !place.session()["messages"].as_array().unwrap()[1..].iter().any(half),
+                    "{run}"
+                );
+                assert!(!place.path("ran").exists(), "{run}");
+            }
+        }
+    }
+}
+
+mod needs_sessions {
+    use super::*;
+
+    #[test]
+    fn broken_arguments_are_never_sent_back_nor_saved() {
+        for arguments in [r#"{"command":"echo h"#, "", "null", "[]", "echo hi"] {
+            let call = Reply::calls(&[("c1", "shell_exec", arguments)]);
+            let (server, place) = (Server::start([call, Reply::text("one")]), Place::new());
+            let run = place.run(&server, &[], "first\n");
+            let stored = "/tool_calls/0/function/arguments";
+            assert_eq!(
+                server.requests()[1].messages()[2].pointer(stored),
+                Some(&json!("{}")),
+                "{run}"
+            );
+            assert_eq!(place.session()["messages"][2].pointer(stored), Some(&json!("{}")), "{run}");
+            let result =
+                server.requests()[1].messages()[3]["content"].as_str().unwrap().to_string();
+            assert!(result.starts_with("error: "), "{result}{run}");
+        }
+    }
+
+    #[test]
+    fn a_text_in_pieces_and_in_parts_is_one_text_wherever_it_goes() {
+        let parts = delta(json!({"content": [{"type": "text", "text": "two "}]}));
+        let reply = Reply::sse(&[&say("one "), &parts, &say("three"), &finish("stop"), "[DONE]"]);
+        let (server, place) = (Server::start([reply]), Place::new());
+        let run = place.run(&server, &[], "hello\n");
+        assert!(run.stdout.contains("\none two three\n"), "{run}");
+        assert_eq!(text_of(&place.session()["messages"][2]), "one two three", "{run}");
+    }
+}
+
+mod needs_quiet {
+    use super::*;
+
+    #[test]
+    fn a_text_in_pieces_and_in_parts_is_printed_whole() {
+        let parts = delta(json!({"content": [{"type": "text", "text": "two "}]}));
+        let reply = Reply::sse(&[&say("one "), &parts, &say("three"), &finish("stop"), "[DONE]"]);
+        let server = Server::start([reply]);
+        let run = Place::new().run(&server, &["-", "quiet=true"], "hello");
+        assert_eq!(run.stdout, "one two three\n", "{run}");
     }
 }

@@ -1,5 +1,6 @@
 //! Which characters get through, on every path from outside (§8 of the contract).
 
+#[macro_use]
 mod common;
 
 use std::fs;
@@ -220,12 +221,11 @@ fn the_text_of_the_model_is_shown_clean_and_stored_as_it_came() {
         (format!("{ATTACK}\n"), &format!("{CLEAN}\n")),
     ] {
         for reply in [Reply::text(&said), Reply::text(&said).split_every(5)] {
-            let (server, place) = (Server::start([reply, Reply::text("two")]), Place::new());
-            let run = place.run(&server, &[], "first\nsecond\n");
+            let server = Server::start([reply, Reply::text("two")]);
+            let run = Place::new().run(&server, &[], "first\nsecond\n");
             assert!(run.stdout.contains(&format!("\n{shown}")), "{run}");
             assert_clean(&run.stdout, &run);
             assert_eq!(server.requests()[1].messages()[2]["content"], said, "{run}");
-            assert_eq!(place.session()["messages"][2]["content"], said, "{run}");
         }
     }
 }
@@ -239,28 +239,6 @@ fn a_mark_that_begins_a_delta_is_kept() {
     events.extend([end.as_str(), "[DONE]"]);
     let (_, _, run) = ask([Reply::sse(&events)]);
     assert!(run.stdout.contains(&pieces.concat()), "{run}");
-}
-
-#[test]
-fn the_final_answer_is_clean_with_quiet_too() {
-    let (server, place) = (Server::start([Reply::text(ATTACK)]), Place::new());
-    let run = place.run(&server, &["-", "quiet=true"], "hello");
-    assert_eq!(run.stdout, format!("{CLEAN}\n"), "{run}");
-}
-
-#[test]
-fn reasoning_is_shown_clean_and_stored_as_it_came() {
-    for key in ["reasoning_content", "reasoning"] {
-        let thought = delta(json!({ key: format!("{ATTACK}\n{KEPT}") }));
-        let (text, end) = (delta(json!({"content": "one"})), finish("stop"));
-        let reply = Reply::sse(&[&thought, &text, &end, "[DONE]"]);
-        let server = Server::start([reply, Reply::text("two")]);
-        let run = Place::new().run(&server, &[], "first\nsecond\n");
-        assert!(run.stdout.contains(&format!("{CLEAN}\n{KEPT}")), "{run}");
-        assert_clean(&run.stdout, &run);
-        let stored = server.requests()[1].messages()[2][key].clone();
-        assert_eq!(stored, format!("{ATTACK}\n{KEPT}"), "{run}");
-    }
 }
 
 // ---- Errors
@@ -286,13 +264,6 @@ fn the_error_text_of_a_server_is_clean() {
 }
 
 #[test]
-fn the_text_of_a_retry_is_clean() {
-    let (_, _, run) = ask([Reply::status(503, ATTACK), Reply::text("done")]);
-    assert!(run.stderr.contains(&format!("[retry 1/9 in 1s: HTTP 503: {CLEAN}]")), "{run}");
-    assert_clean(&run.stderr, &run);
-}
-
-#[test]
 fn what_a_configuration_error_or_a_usage_error_quotes_is_clean() {
     let (server, place) = (Server::start([]), Place::new());
     place.write("model.cfg", format!("{}\n", ATTACK.replace('\r', "")));
@@ -307,97 +278,6 @@ fn what_a_configuration_error_or_a_usage_error_quotes_is_clean() {
     }
 }
 
-// ---- Lists
-
-#[test]
-fn summaries_in_the_list_of_sessions_are_clean() {
-    let (server, place) = (Server::start([]), Place::new());
-    fs::create_dir_all(place.sessions()).unwrap();
-    let messages = json!([{"role": "user", "content": "hi"}]);
-    let session = json!({"summary": format!("{ATTACK} \u{6f22}e\u{301}"), "messages": messages});
-    fs::write(place.sessions().join("named.json"), session.to_string()).unwrap();
-    let run = place.run(&server, &[], "/list\n");
-    let line = run.stdout.lines().find(|line| line.starts_with("  named ")).expect("a line");
-    assert!(line.ends_with(&format!("{CLEAN} \u{6f22}e\u{301}")), "{run}");
-    assert_clean(&run.stdout, &run);
-}
-
-#[test]
-fn a_prompt_that_serves_as_a_summary_is_clean_in_the_list() {
-    let (server, place) = (Server::start([Reply::text("one")]), Place::new());
-    let run = place.run(&server, &[], "he\u{202e}ad \u{1b}[2J tail\n/list\n");
-    assert!(run.stdout.contains("head [2J tail"), "{run}");
-    assert_clean(&run.stdout, &run);
-}
-
-#[test]
-fn the_names_of_models_are_clean() {
-    let (server, place) = (Server::start([]), Place::new());
-    server.set_models(Reply::json(json!({"data": [{"id": ATTACK}, {"id": "e\u{301}/\u{6f22}"}]})));
-    let run = place.run(&server, &[], "/models\n");
-    assert!(run.stdout.contains(&format!("  {CLEAN}\n  e\u{301}/\u{6f22}\n")), "{run}");
-    assert_clean(&run.stdout, &run);
-}
-
-#[test]
-fn the_error_text_of_a_command_is_clean() {
-    let (server, place) = (Server::start([]), Place::new());
-    server.set_models(Reply::status(400, ATTACK));
-    let run = place.run(&server, &[], "/models\n/no\u{202e}\u{1b}[2J\n/load \u{9b}31m\u{202e}\n");
-    assert!(run.stderr.contains(CLEAN), "{run}");
-    assert_clean(&(run.stdout.clone() + &run.stderr), &run);
-}
-
-#[test]
-fn settings_are_shown_clean() {
-    let (server, place) = (Server::start([]), Place::new());
-    place.config(&server, "model=x\u{1b}[2J\u{202e}y\nnote=\u{9b}31m\u{200b}z");
-    let run = place.run(&server, &[], "/cfg\n/cfg model\n/cfg note\n");
-    assert!(run.stdout.contains("model=x[2Jy\n"), "{run}");
-    assert!(run.stdout.contains("note=31mz\n"), "{run}");
-    assert_clean(&run.stdout, &run);
-}
-
-// ---- On a terminal
-
-#[test]
-fn no_escape_sequence_from_outside_reaches_the_terminal() {
-    let title = "\u{1b}]0;title\u{7}";
-    let thought = delta(json!({"reasoning": title}));
-    let function = json!({"name": format!("no{title}"), "arguments": "{}"});
-    let calls = json!([{"index": 0, "id": "c1", "type": "function", "function": function}]);
-    let calls = delta(json!({"content": title, "tool_calls": calls}));
-    let server = Server::start([
-        Reply::sse(&[&thought, &calls, &finish("tool_calls"), "[DONE]"]),
-        call("shell_exec", json!({"command": "cat output"})),
-        Reply::status(400, title),
-    ]);
-    server.set_models(Reply::json(json!({"data": [{"id": title}]})));
-    let place = Place::new();
-    place.write("output", title);
-    place.config(&server, &format!("model=m{title}")); // the first line names it
-    let mut terminal = place.terminal(&server, &["color=always"]);
-    terminal.type_text("do it\r");
-    terminal.wait_for("API error: HTTP 400");
-    terminal.type_text("!cat output\r/models\r/list\r/cfg\r/quit\r");
-    let run = terminal.finish();
-    assert!(run.stdout.matches("]0;title").count() >= 8, "{run}");
-    assert!(!run.stdout.contains("\u{1b}]") && !run.stdout.contains('\u{7}'), "{run}");
-}
-
-#[test]
-fn the_question_about_a_call_is_clean() {
-    let command = json!({"command": format!("echo {ATTACK}")}).to_string();
-    let command = command.replace("\\u001b", "\u{9b}"); // raw where JSON allows it
-    let script = [Reply::calls(&[("c1", "shell_exec", &command)]), Reply::text("done")];
-    for args in [&["-", "confirm=true"][..], &["-", "confirm=true", "quiet=true"]] {
-        let (server, place) = (Server::start(script.clone()), Place::new());
-        let run = place.run(&server, args, "do it");
-        assert!((run.stdout.clone() + &run.stderr).contains("echo "), "{run}");
-        assert_clean(&(run.stdout.clone() + &run.stderr), &run);
-    }
-}
-
 // ---- Left alone
 
 #[test]
@@ -408,21 +288,185 @@ fn the_prompts_of_the_user_are_left_alone() {
     place.run(&server, &["prompt.txt"], "");
     assert_eq!(last(&server.requests()[0]), prompt);
     let line = "head \u{202e}\u{1b}[2J\u{200b}\u{a0}\u{e0041} tail";
-    let (server, place) = (Server::start([Reply::text("done")]), Place::new());
-    let run = place.run(&server, &[], &format!("{line}\n"));
+    let server = Server::start([Reply::text("done")]);
+    let run = Place::new().run(&server, &[], &format!("{line}\n"));
     assert_eq!(last(&server.requests()[0]), line, "{run}");
-    assert_eq!(place.session()["messages"][1]["content"], line, "{run}");
 }
 
-#[test]
-fn the_messages_of_a_loaded_session_are_left_alone() {
-    let server = Server::start([Reply::text("done")]);
-    let place = Place::new();
-    fs::create_dir_all(place.sessions()).unwrap();
-    let old = json!([{"role": "user", "content": ATTACK}, {"role": "assistant", "content": dirty(),
-        "reasoning_content": ATTACK}]);
-    let session = json!({"summary": "s", "messages": old}).to_string();
-    fs::write(place.sessions().join("old.json"), session).unwrap();
-    let run = place.run(&server, &[], "/load old\nsecond\n");
-    assert_eq!(server.requests()[0].messages()[1..3], *old.as_array().unwrap(), "{run}");
+// ---- What needs more than the core
+
+mod needs_sessions {
+    use super::*;
+
+    #[test]
+    fn summaries_in_the_list_of_sessions_are_clean() {
+        let (server, place) = (Server::start([]), Place::new());
+        fs::create_dir_all(place.sessions()).unwrap();
+        let messages = json!([{"role": "user", "content": "hi"}]);
+        let session =
+            json!({"summary": format!("{ATTACK} \u{6f22}e\u{301}"), "messages": messages});
+        fs::write(place.sessions().join("named.json"), session.to_string()).unwrap();
+        let run = place.run(&server, &[], "/list\n");
+        let line = run.stdout.lines().find(|line| line.starts_with("  named ")).expect("a line");
+        assert!(line.ends_with(&format!("{CLEAN} \u{6f22}e\u{301}")), "{run}");
+        assert_clean(&run.stdout, &run);
+    }
+
+    #[test]
+    fn a_prompt_that_serves_as_a_summary_is_clean_in_the_list() {
+        let (server, place) = (Server::start([Reply::text("one")]), Place::new());
+        let run = place.run(&server, &[], "he\u{202e}ad \u{1b}[2J tail\n/list\n");
+        assert!(run.stdout.contains("head [2J tail"), "{run}");
+        assert_clean(&run.stdout, &run);
+    }
+
+    #[test]
+    fn the_messages_of_a_loaded_session_are_left_alone() {
+        let server = Server::start([Reply::text("done")]);
+        let place = Place::new();
+        fs::create_dir_all(place.sessions()).unwrap();
+        let old = json!([{"role": "user", "content": ATTACK}, {"role": "assistant", "content": dirty(),
+            "reasoning_content": ATTACK}]);
+        let session = json!({"summary": "s", "messages": old}).to_string();
+        fs::write(place.sessions().join("old.json"), session).unwrap();
+        let run = place.run(&server, &[], "/load old\nsecond\n");
+        assert_eq!(server.requests()[0].messages()[1..3], *old.as_array().unwrap(), "{run}");
+    }
+
+    #[test]
+    fn a_saved_session_has_prompts_and_texts_as_they_came() {
+        let line = "head \u{202e}\u{1b}[2J\u{200b}\u{a0}\u{e0041} tail";
+        let (server, place) = (Server::start([Reply::text(ATTACK)]), Place::new());
+        place.run(&server, &[], &format!("{line}\n"));
+        let session = place.session();
+        let contents: Vec<_> = session["messages"].as_array().unwrap()[1..].iter().collect();
+        assert_eq!(contents[0]["content"], line);
+        assert_eq!(contents[1]["content"], ATTACK);
+    }
+}
+
+mod needs_models {
+    use super::*;
+
+    #[test]
+    fn the_names_of_models_are_clean() {
+        let (server, place) = (Server::start([]), Place::new());
+        server.set_models(Reply::json(
+            json!({"data": [{"id": ATTACK}, {"id": "e\u{301}/\u{6f22}"}]}),
+        ));
+        let run = place.run(&server, &[], "/models\n");
+        assert!(run.stdout.contains(&format!("  {CLEAN}\n  e\u{301}/\u{6f22}\n")), "{run}");
+        assert_clean(&run.stdout, &run);
+    }
+
+    #[test]
+    fn the_error_text_of_a_command_is_clean() {
+        let (server, place) = (Server::start([]), Place::new());
+        server.set_models(Reply::status(400, ATTACK));
+        let run =
+            place.run(&server, &[], "/models\n/no\u{202e}\u{1b}[2J\n/load \u{9b}31m\u{202e}\n");
+        assert!(run.stderr.contains(CLEAN), "{run}");
+        assert_clean(&(run.stdout.clone() + &run.stderr), &run);
+    }
+}
+
+mod needs_cfg {
+    use super::*;
+
+    #[test]
+    fn settings_are_shown_clean() {
+        let (server, place) = (Server::start([]), Place::new());
+        place.config(&server, "model=x\u{1b}[2J\u{202e}y\nnote=\u{9b}31m\u{200b}z");
+        let run = place.run(&server, &[], "/cfg\n/cfg model\n/cfg note\n");
+        assert!(run.stdout.contains("model=x[2Jy\n"), "{run}");
+        assert!(run.stdout.contains("note=31mz\n"), "{run}");
+        assert_clean(&run.stdout, &run);
+    }
+}
+
+mod needs_retries {
+    use super::*;
+
+    #[test]
+    fn the_text_of_a_retry_is_clean() {
+        let (_, _, run) = ask([Reply::status(503, ATTACK), Reply::text("done")]);
+        assert!(run.stderr.contains(&format!("[retry 1/9 in 1s: HTTP 503: {CLEAN}]")), "{run}");
+        assert_clean(&run.stderr, &run);
+    }
+}
+
+mod needs_reasoning {
+    use super::*;
+
+    #[test]
+    fn reasoning_is_shown_clean_and_stored_as_it_came() {
+        for key in ["reasoning_content", "reasoning"] {
+            let thought = delta(json!({ key: format!("{ATTACK}\n{KEPT}") }));
+            let (text, end) = (delta(json!({"content": "one"})), finish("stop"));
+            let reply = Reply::sse(&[&thought, &text, &end, "[DONE]"]);
+            let server = Server::start([reply, Reply::text("two")]);
+            let run = Place::new().run(&server, &[], "first\nsecond\n");
+            assert!(run.stdout.contains(&format!("{CLEAN}\n{KEPT}")), "{run}");
+            assert_clean(&run.stdout, &run);
+            let stored = server.requests()[1].messages()[2][key].clone();
+            assert_eq!(stored, format!("{ATTACK}\n{KEPT}"), "{run}");
+        }
+    }
+}
+
+mod needs_quiet {
+    use super::*;
+
+    #[test]
+    fn the_final_answer_is_clean_with_quiet_too() {
+        let (server, place) = (Server::start([Reply::text(ATTACK)]), Place::new());
+        let run = place.run(&server, &["-", "quiet=true"], "hello");
+        assert_eq!(run.stdout, format!("{CLEAN}\n"), "{run}");
+    }
+}
+
+mod needs_confirm {
+    use super::*;
+
+    #[test]
+    fn the_question_about_a_call_is_clean() {
+        let command = json!({"command": format!("echo {ATTACK}")}).to_string();
+        let command = command.replace("\\u001b", "\u{9b}"); // raw where JSON allows it
+        let script = [Reply::calls(&[("c1", "shell_exec", &command)]), Reply::text("done")];
+        let (server, place) = (Server::start(script), Place::new());
+        let run = place.run(&server, &["-", "confirm=true"], "do it");
+        assert!((run.stdout.clone() + &run.stderr).contains("echo "), "{run}");
+        assert_clean(&(run.stdout.clone() + &run.stderr), &run);
+    }
+}
+
+mod needs_terminal {
+    use super::*;
+
+    #[test]
+    fn no_escape_sequence_from_outside_reaches_the_terminal() {
+        let title = "\u{1b}]0;title\u{7}";
+        let thought = delta(json!({"reasoning": title}));
+        let function = json!({"name": format!("no{title}"), "arguments": "{}"});
+        let calls = json!([{"index": 0, "id": "c1", "type": "function", "function": function}]);
+        let calls = delta(json!({"content": title, "tool_calls": calls}));
+        let server = Server::start([
+            Reply::sse(&[&thought, &calls, &finish("tool_calls"), "[DONE]"]),
+            call("shell_exec", json!({"command": "cat output"})),
+            Reply::status(400, title),
+        ]);
+        let place = Place::new();
+        place.write("output", title);
+        place.config(&server, &format!("model=m{title}")); // the first line names it
+        let mut terminal = place.terminal(&server, &["color=always"]);
+        terminal.type_text("do it\r");
+        terminal.wait_for("API error: HTTP 400");
+        for line in ["!cat output\r", "/quit\r"] {
+            terminal.wait_for("\n> "); // lines that arrive together are one prompt
+            terminal.type_text(line);
+        }
+        let run = terminal.finish();
+        assert!(run.stdout.matches("]0;title").count() >= 7, "{run}");
+        assert!(!run.stdout.contains("\u{1b}]") && !run.stdout.contains('\u{7}'), "{run}");
+    }
 }

@@ -1,5 +1,6 @@
 //! What `shell_exec` does: order, statuses, timeout, background, input, bounds (§7 of the contract).
 
+#[macro_use]
 mod common;
 
 use std::fs;
@@ -229,6 +230,137 @@ fn what_the_shell_printed_before_its_end_is_whole_in_spite_of_a_background_proce
     assert_eq!(run(command), numbers.join("\n") + "\n\n\nexit: 0");
 }
 
+/// Prints once it is told to go on, and says that it lives: a process that nobody listens to dies.
+const LATER: &str = "until [ -e go ]; do sleep 0.02; done; echo l''ater; echo l''ater; touch alive";
+
+#[test]
+fn a_background_process_lives_on_when_it_prints_after_its_call() {
+    let much = LATER.replace("echo l''ater", "head -c 500000 /dev/zero | tr '\\0' l");
+    each(
+        &[
+            format!("({LATER}) & echo started"),
+            format!("({much}) & echo started"), // more than a pipe holds
+            format!("( ({LATER}) >&2 & ); echo started"),
+            format!("echo \"{LATER}\" > bg; nohup sh bg & echo started"),
+            format!("echo \"{LATER}\" > bg; setsid sh bg & echo started"),
+        ],
+        |command| {
+            let script =
+                [shell(command), Reply::text("one"), shell("echo next"), Reply::text("two")];
+            let (server, place) = (Server::start(script), Place::new());
+            let mut live = place.start(&server, &[]);
+            live.send("first\n");
+            live.wait_for_stdout("\none\n");
+            place.write("go", "");
+            wait_until("it has printed and lives", || place.path("alive").exists());
+            live.send("second\n");
+            live.wait_for_stdout("\ntwo\n");
+            live.send("/quit\n");
+            let run = live.finish();
+            assert!(result(&server.requests()[1]).ends_with("started\n\n\nexit: 0"), "{run}");
+            assert_eq!(result(&server.requests()[3]), "next\n\n\nexit: 0", "{run}");
+            assert!(!run.stdout.contains("later") && !run.stdout.contains("lll"), "{run}");
+        },
+    );
+}
+
+#[test]
+fn what_never_stops_printing_in_the_background_lives_on_and_holds_nothing_up() {
+    each(&["/quit", "SIGTERM"], |end| {
+        let endless = shell("yes & echo $! > pid");
+        let script = [endless, Reply::text("one"), shell("echo next"), Reply::text("two")];
+        let (server, place) = (Server::start(script), Place::new());
+        let mut live = place.start(&server, &[]);
+        live.send("first\n");
+        live.wait_for_stdout("\none\n");
+        live.send("second\n");
+        live.wait_for_stdout("\ntwo\n");
+        let pid = place.read("pid").trim().parse().unwrap();
+        assert!(alive(pid), "it has died of its output");
+        let start = Instant::now();
+        match *end {
+            "/quit" => live.send("/quit\n"),
+            _ => live.signal(libc::SIGTERM),
+        }
+        let run = live.finish();
+        assert!(start.elapsed() < SOON, "{run}");
+        assert_eq!(run.status, if *end == "/quit" { 0 } else { 143 }, "{run}");
+        assert_eq!(result(&server.requests()[3]), "next\n\n\nexit: 0", "{run}");
+    });
+}
+
+/// How many descriptors and threads a process has.
+fn held(pid: i32) -> usize {
+    let count = |what| fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
+    count("fd") + count("task")
+}
+
+#[test]
+fn a_background_process_that_has_ended_costs_nothing_more() {
+    let background = shell(&format!("({LATER}) & echo started"));
+    let script = [shell("true"), Reply::text("one"), background, Reply::text("two")];
+    let (server, place) = (Server::start(script), Place::new());
+    let mut live = place.start(&server, &[]);
+    live.send("first\n");
+    live.wait_for_stdout("\none\n");
+    live.send("!echo on''ward\n");
+    live.wait_for_stdout("onward");
+    let before = held(live.pid());
+    live.send("second\n");
+    live.wait_for_stdout("\ntwo\n");
+    place.write("go", "");
+    wait_until("it has printed and lives", || place.path("alive").exists());
+    wait_until("no more descriptors and threads are held", || held(live.pid()) <= before);
+}
+
+// ---- What mb inherits, and what the machine lacks
+
+#[test]
+fn commands_work_although_mb_has_inherited_an_ignored_sigchld() {
+    let server = Server::start([shell("sleep 0.1 | cat; echo hi; exit 3"), Reply::text("done")]);
+    let place = Place::new();
+    let run = place.mb(&server, &["-"]).ignoring(libc::SIGCHLD).stdin("do it").run();
+    assert_eq!(result(&server.requests()[1]), "hi\n\n\nexit: 3", "{run}");
+    let run = place.mb(&server, &["-"]).ignoring(libc::SIGCHLD).stdin("!echo hi; exit 3").run();
+    assert_eq!((run.status, run.stderr.as_str()), (3, ""), "{run}");
+    assert!(run.stdout.contains("hi\n"), "{run}");
+}
+
+/// Whether a text names the shell or what it is given, and not only an error's number.
+fn names_the_shell(text: &str) -> bool {
+    let word = |c: char| !c.is_alphanumeric() && c != '/';
+    text.split(word).any(|word| ["sh", "shell", "/dev/null"].contains(&word))
+}
+
+#[test]
+fn that_there_is_no_shell_is_told_as_that() {
+    for broken in [false, true] {
+        let (server, place) = (Server::start([shell("true"), Reply::text("done")]), Place::new());
+        if broken {
+            fs::write(place.home().join("sh"), "no program").unwrap(); // and not executable
+        }
+        let path = place.home().to_str().unwrap().to_string();
+        let run = place.mb(&server, &["-"]).env("PATH", &path).stdin("do it").run();
+        let told = result(&server.requests()[1]);
+        assert!(told.starts_with("error: ") && names_the_shell(&told), "{told}{run}");
+        let run = place.mb(&server, &["-"]).env("PATH", &path).stdin("!true").run();
+        assert!(run.status != 0 && names_the_shell(&run.stderr), "{run}");
+    }
+}
+
+#[test]
+fn that_there_is_no_dev_null_is_told_as_that() {
+    if cannot(&["strace", "-f", "-o", "/dev/null", "true"]) {
+        return;
+    }
+    let (server, place) = (Server::start([shell("true"), Reply::text("done")]), Place::new());
+    let missing = "inject=?open,openat:error=ENOENT";
+    let strace = ["strace", "-f", "-o", "/dev/null", "-P", "/dev/null", "-e", missing];
+    let run = place.through(&strace, &server, &["-"]).stdin("do it").run();
+    let told = result(&server.requests()[1]);
+    assert!(told.starts_with("error: ") && names_the_shell(&told), "{told}{run}");
+}
+
 // ---- No terminal, no input
 
 #[test]
@@ -254,46 +386,6 @@ fn there_is_no_terminal_to_ask_for_a_password() {
         let status = run(command).rsplit_once("\n\nexit: ").unwrap().1.to_string();
         assert_ne!(status, "0", "{command}");
         assert_ne!(status, "124", "{command}");
-    }
-}
-
-#[test]
-fn a_command_takes_nothing_of_what_the_user_types() {
-    let command = "until [ -e go ]; do sleep 0.02; done; cat; read x; echo \"<$x>\"; \
-        tty; cat /dev/tty; echo prompt > /dev/tty; [ -t 1 ] || [ -t 2 ] || echo none";
-    let server = Server::start([shell(command), Reply::text("one"), Reply::text("two")]);
-    let place = Place::new();
-    let mut terminal = place.terminal(&server, &[]);
-    terminal.wait_for("> ");
-    terminal.type_text("first\r");
-    terminal.wait_for("[tool call: ");
-    terminal.type_text("typed early\r");
-    terminal.wait_for("typed early"); // its echo
-    place.write("go", "");
-    server.wait_for_requests(3);
-    terminal.wait_for("two");
-    terminal.type_text("/quit\r");
-    let run = terminal.finish();
-    let result = result(&server.requests()[1]);
-    assert!(result.starts_with("<>\nnot a tty\n"), "{result}{run}");
-    assert!(!result.contains("typed"), "{result}{run}");
-    assert!(result.ends_with("none\n\n\nexit: 0"), "{result}{run}");
-    assert_eq!(server.requests()[2].messages().last().unwrap()["content"], "typed early", "{run}");
-}
-
-#[test]
-fn a_command_of_the_users_has_no_terminal_either() {
-    for command in ["cat", "read x; echo hi", "cat /dev/tty", "sh -i < /dev/tty"] {
-        let (server, place) = (Server::start([]), Place::new());
-        let mut terminal = place.terminal(&server, &[]);
-        terminal.wait_for("> ");
-        terminal.type_text(&format!("!{command}\r"));
-        terminal.wait_for("> ");
-        terminal.type_text("!echo al''ive\r");
-        terminal.wait_for("alive");
-        terminal.type_text("/quit\r");
-        let run = terminal.finish();
-        assert_eq!(run.status, 0, "{run}");
     }
 }
 
@@ -426,7 +518,7 @@ fn in_file_mode_a_command_of_the_users_gives_its_output_and_status() {
             ("!echo hi", "hi", 0),
             ("!echo hi >&2; exit 3", "hi", 3),
             ("!kill -9 $$", "", 137),
-            ("!no-such-command-here", "not found", 127),
+            ("!no-such-command-here", "no-such-command-here", 127),
             ("!echo one\necho two\n", "one\ntwo", 0),
             ("!echo early; sleep 300", "early", 124),
             ("!sleep 300 & echo started", "started", 0),
@@ -457,13 +549,6 @@ fn a_command_of_the_users_is_not_part_of_the_conversation() {
 }
 
 #[test]
-fn a_command_of_the_users_prints_its_output_in_spite_of_quiet() {
-    let server = Server::start([]);
-    let run = Place::new().run(&server, &["-", "quiet=true"], "!echo hi");
-    assert!(run.stdout.contains("hi\n"), "{run}");
-}
-
-#[test]
 fn a_command_of_the_users_that_cannot_start_fails_without_a_panic() {
     let long = format!("!echo hi #{}", "x".repeat(200_000));
     for command in ["!echo a\0b", &long] {
@@ -478,9 +563,12 @@ fn a_command_of_the_users_that_cannot_start_fails_without_a_panic() {
 
 const STUBBORN: &str = "trap '' INT TERM HUP; sleep 300 & touch up; while :; do sleep 1; done";
 
+const SIGNALS: [(i32, i32); 4] =
+    [(libc::SIGINT, 130), (libc::SIGTERM, 143), (libc::SIGHUP, 129), (libc::SIGQUIT, 131)];
+
 #[test]
 fn a_signal_leaves_no_process_of_a_running_command() {
-    each(&[(libc::SIGINT, 130), (libc::SIGTERM, 143), (libc::SIGHUP, 129)], |&(signal, status)| {
+    each(&SIGNALS, |&(signal, status)| {
         for by_user in [false, true] {
             let server = Server::start((!by_user).then(|| shell(STUBBORN)));
             let place = Place::new();
@@ -499,45 +587,129 @@ fn a_signal_leaves_no_process_of_a_running_command() {
     });
 }
 
-#[test]
-fn after_a_command_was_interrupted_the_conversation_goes_on() {
-    let stubborn = json!({"command": STUBBORN}).to_string();
-    let calls = [("c1", "shell_exec", stubborn.as_str()), ("c2", "shell_exec", &stubborn)];
-    let server = Server::start([Reply::calls(&calls), Reply::text("two")]);
-    let place = Place::new();
-    let mut terminal = place.terminal(&server, &[]);
-    terminal.type_text("first\r");
-    wait_until("the command runs", || place.path("up").exists());
-    terminal.key(CTRL_C);
-    terminal.wait_for("[interrupted]");
-    let mb = terminal.live.pid();
-    wait_until("the command is gone", || processes(&place) == [mb]);
-    terminal.type_text("second\r");
-    terminal.wait_for("two");
-    terminal.type_text("/quit\r");
-    let run = terminal.finish();
-    let requests = server.requests();
-    let roles = ["system", "user", "assistant", "tool", "tool", "assistant", "user"];
-    assert_eq!(requests[1].roles(), roles, "{run}");
-    for (message, id) in requests[1].messages()[3..5].iter().zip(["c1", "c2"]) {
-        let told =
-            json!({"role": "tool", "tool_call_id": id, "content": "interrupted by the user"});
-        assert_eq!(*message, told, "{run}");
+// ---- Process groups of their own
+
+/// `timeout` puts itself and its command into a process group of its own.
+mod needs_groups {
+    use super::*;
+
+    #[test]
+    fn a_group_of_its_own_in_the_background_outlives_its_call() {
+        let command =
+            "timeout 300 sh -c 'echo $$ > pid; sleep 300' & until [ -s pid ]; do sleep 0.02; done";
+        let script = [shell(command), Reply::text("one"), shell("sleep 300"), Reply::text("two")];
+        let (server, place) = (Server::start(script), Place::new());
+        let prompts = "first\nsecond\n!kill -0 $(cat pid) && echo al''ive\n";
+        let run = place.run(&server, &["shell_timeout=1"], prompts);
+        assert!(result(&server.requests()[3]).contains("[timed out after 1s]"), "{run}");
+        assert!(run.stdout.contains("alive\n"), "killed with another call{run}");
     }
-    assert_eq!(requests[1].messages()[5]["content"], Value::from("(stopped)"), "{run}");
 }
 
-#[test]
-fn sigterm_during_a_command_saves_the_session() {
-    let server = Server::start([shell(STUBBORN)]);
-    let place = Place::new();
-    let mut live = place.start(&server, &[]);
-    live.send("first\n");
-    wait_until("the command runs", || place.path("up").exists());
-    live.signal(libc::SIGTERM);
-    let run = live.finish();
-    assert_eq!(run.status, 143, "{run}");
-    nothing_is_left(&place);
-    let last = place.session()["messages"].as_array().unwrap().last().cloned().unwrap();
-    assert_eq!(last["content"], "interrupted by the user", "{run}");
+// ---- What needs more than the core
+
+mod needs_terminal {
+    use super::*;
+
+    #[test]
+    fn a_command_takes_nothing_of_what_the_user_types() {
+        let command = "until [ -e go ]; do sleep 0.02; done; cat; read x; echo \"<$x>\"; \
+            tty; cat /dev/tty; echo prompt > /dev/tty; [ -t 1 ] || [ -t 2 ] || echo none";
+        let server = Server::start([shell(command), Reply::text("one"), Reply::text("two")]);
+        let place = Place::new();
+        let mut terminal = place.terminal(&server, &[]);
+        terminal.wait_for("> ");
+        terminal.type_text("first\r");
+        terminal.wait_for("[tool call: ");
+        terminal.type_text("typed early\r");
+        terminal.wait_for("typed early"); // its echo
+        place.write("go", "");
+        server.wait_for_requests(3);
+        terminal.wait_for("two");
+        terminal.type_text("/quit\r");
+        let run = terminal.finish();
+        let result = result(&server.requests()[1]);
+        assert!(result.starts_with("<>\nnot a tty\n"), "{result}{run}");
+        assert!(!result.contains("typed"), "{result}{run}");
+        assert!(result.ends_with("none\n\n\nexit: 0"), "{result}{run}");
+        assert_eq!(
+            server.requests()[2].messages().last().unwrap()["content"],
+            "typed early",
+            "{run}"
+        );
+    }
+
+    #[test]
+    fn a_command_of_the_users_has_no_terminal_either() {
+        for command in ["cat", "read x; echo hi", "cat /dev/tty", "sh -i < /dev/tty"] {
+            let (server, place) = (Server::start([]), Place::new());
+            let mut terminal = place.terminal(&server, &[]);
+            terminal.wait_for("> ");
+            terminal.type_text(&format!("!{command}\r"));
+            terminal.wait_for("> ");
+            terminal.type_text("!echo al''ive\r");
+            terminal.wait_for("alive");
+            terminal.type_text("/quit\r");
+            let run = terminal.finish();
+            assert_eq!(run.status, 0, "{run}");
+        }
+    }
+
+    #[test]
+    fn after_a_command_was_interrupted_the_conversation_goes_on() {
+        let stubborn = json!({"command": STUBBORN}).to_string();
+        let calls = [("c1", "shell_exec", stubborn.as_str()), ("c2", "shell_exec", &stubborn)];
+        let server = Server::start([Reply::calls(&calls), Reply::text("two")]);
+        let place = Place::new();
+        let mut terminal = place.terminal(&server, &[]);
+        terminal.type_text("first\r");
+        wait_until("the command runs", || place.path("up").exists());
+        terminal.key(CTRL_C);
+        terminal.wait_for("[interrupted]");
+        let mb = terminal.live.pid();
+        wait_until("the command is gone", || processes(&place) == [mb]);
+        terminal.type_text("second\r");
+        terminal.wait_for("two");
+        terminal.type_text("/quit\r");
+        let run = terminal.finish();
+        let requests = server.requests();
+        let roles = ["system", "user", "assistant", "tool", "tool", "assistant", "user"];
+        assert_eq!(requests[1].roles(), roles, "{run}");
+        for (message, id) in requests[1].messages()[3..5].iter().zip(["c1", "c2"]) {
+            let told =
+                json!({"role": "tool", "tool_call_id": id, "content": "interrupted by the user"});
+            assert_eq!(*message, told, "{run}");
+        }
+        assert_eq!(requests[1].messages()[5]["content"], Value::from("(stopped)"), "{run}");
+    }
+}
+
+mod needs_quiet {
+    use super::*;
+
+    #[test]
+    fn a_command_of_the_users_prints_its_output_in_spite_of_quiet() {
+        let server = Server::start([]);
+        let run = Place::new().run(&server, &["-", "quiet=true"], "!echo hi");
+        assert!(run.stdout.contains("hi\n"), "{run}");
+    }
+}
+
+mod needs_sessions {
+    use super::*;
+
+    #[test]
+    fn sigterm_during_a_command_saves_the_session() {
+        let server = Server::start([shell(STUBBORN)]);
+        let place = Place::new();
+        let mut live = place.start(&server, &[]);
+        live.send("first\n");
+        wait_until("the command runs", || place.path("up").exists());
+        live.signal(libc::SIGTERM);
+        let run = live.finish();
+        assert_eq!(run.status, 143, "{run}");
+        nothing_is_left(&place);
+        let last = place.session()["messages"].as_array().unwrap().last().cloned().unwrap();
+        assert_eq!(last["content"], "interrupted by the user", "{run}");
+    }
 }

@@ -3,12 +3,15 @@
 //! The cases are data, for ports too: `wire/NAME.http` is the reply, byte for byte, and
 //! `wire/NAME.json` tells the rest; `wire/README.md` explains it. Each case is replayed in other
 //! shapes: cut into small segments, in another framing, with CRLF, with what servers put between
-//! events.
+//! events. What a case needs beyond the core of a program is in its `needs`, and it is replayed by
+//! the test in the module of that name. `MB_CASE=NAME` replays that case alone.
 
+#[macro_use]
 mod common;
 
 use std::cell::RefCell;
 use std::fs;
+use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Mutex;
@@ -32,21 +35,88 @@ struct Shape(&'static str, Vec<u8>, usize);
 
 #[test]
 fn every_reply_is_read_shown_run_and_stored_as_its_case_says_in_every_shape() {
-    let cases = Mutex::new(cases());
-    let failed = Mutex::new(Vec::new());
+    replay(&[]);
+}
+
+#[test]
+fn each_case_has_a_test_that_replays_it() {
+    let known: [&[&str]; 5] =
+        [&[], &["retries"], &["retries", "streaming"], &["streaming"], &["reasoning"]];
+    for case in cases() {
+        let needs = needs(&case);
+        assert!(known.iter().any(|list| needs == *list), "{}: {needs:?}", case.name);
+    }
+}
+
+mod needs_reasoning {
+    #[test]
+    fn every_reply_with_reasoning_is_shown_and_stored_as_its_case_says() {
+        super::replay(&["reasoning"]);
+    }
+}
+
+mod needs_retries {
+    #[test]
+    fn every_reply_that_fails_for_now_is_asked_for_again_as_its_case_says() {
+        super::replay(&["retries"]);
+    }
+
+    mod needs_streaming {
+        #[test]
+        fn what_has_come_of_a_reply_that_fails_for_now_is_shown_as_its_case_says() {
+            super::super::replay(&["retries", "streaming"]);
+        }
+    }
+}
+
+mod needs_streaming {
+    #[test]
+    fn what_has_come_of_a_reply_that_fails_is_shown_as_its_case_says() {
+        super::replay(&["streaming"]);
+    }
+}
+
+mod needs_token_line {
+    use super::*;
+
+    #[test]
+    fn every_token_line_is_as_its_case_says() {
+        let has_line = |case: &Case| case.want["message"].is_object();
+        check_all(wanted_cases().into_iter().filter(has_line).collect(), |case, current| {
+            let (server, place) = (Server::start([]), Place::new());
+            let shape = shapes(case).remove(0);
+            current.replace(case.name.clone());
+            let (run, _) = run(case, &shape, &server, &place);
+            match case.want["tokens"].as_str() {
+                Some(line) => assert!(run.stdout.contains(&format!("\n{line}")), "{line}{run}"),
+                None => assert!(!run.stdout.contains("[tokens: "), "no token line{run}"),
+            }
+        });
+    }
+}
+
+/// Replays the cases that need exactly this, in every shape.
+fn replay(list: &[&str]) {
+    let cases = wanted_cases().into_iter().filter(|case| needs(case) == list).collect();
+    check_all(cases, |case, current| {
+        let server = Server::start([]);
+        for shape in shapes(case) {
+            let place = Place::new(); // a new one: nothing is saved of an earlier run
+            current.replace(format!("{}, {}", case.name, shape.0));
+            check(case, &shape, &server, &place, &current.borrow());
+        }
+    });
+}
+
+/// Tests cases beside each other. Says how many passed, and which failed, and in which shape.
+fn check_all(cases: Vec<Case>, test: impl Fn(&Case, &RefCell<String>) + Sync) {
+    let count = cases.len();
+    let (cases, failed) = (Mutex::new(cases), Mutex::new(Vec::new()));
     let work = || {
         loop {
             let Some(case) = cases.lock().unwrap().pop() else { break };
             let current = RefCell::new(String::new());
-            let test = || {
-                let (server, place) = (Server::start([]), Place::new());
-                for shape in shapes(&case) {
-                    let name = format!("{}, {}", case.name, shape.0);
-                    current.replace(name.clone());
-                    check(&case, shape, &server, &place, &name);
-                }
-            };
-            if catch_unwind(AssertUnwindSafe(test)).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| test(&case, &current))).is_err() {
                 failed.lock().unwrap().push(current.into_inner());
             }
         }
@@ -54,7 +124,23 @@ fn every_reply_is_read_shown_run_and_stored_as_its_case_says_in_every_shape() {
     thread::scope(|scope| (0..24).for_each(|_| drop(scope.spawn(work))));
     let mut failed = failed.into_inner().unwrap();
     failed.sort();
-    assert!(failed.is_empty(), "{} cases fail:\n{}", failed.len(), failed.join("\n"));
+    let passed = format!("{} of {count} cases passed", count - failed.len());
+    assert!(failed.is_empty(), "{passed}, {} failed:\n{}", failed.len(), failed.join("\n"));
+    if count > 0 {
+        let _ = writeln!(io::stderr(), "{passed}"); // even where a test's output is hidden
+    }
+}
+
+/// All cases, or the one that `MB_CASE` names.
+fn wanted_cases() -> Vec<Case> {
+    let Ok(name) = std::env::var("MB_CASE") else { return cases() };
+    let wanted: Vec<Case> = cases().into_iter().filter(|case| case.name == name).collect();
+    assert!(wanted.len() == 1, "MB_CASE={name}, but there is no tests/wire/{name}.http");
+    wanted
+}
+
+fn needs(case: &Case) -> Vec<&str> {
+    case.want["needs"].as_array().into_iter().flatten().map(text).collect()
 }
 
 fn cases() -> Vec<Case> {
@@ -139,40 +225,41 @@ fn map_events(body: &str, change: impl Fn(&str) -> String) -> String {
 
 // ---- One run
 
-fn check(case: &Case, Shape(_, bytes, segment): Shape, server: &Server, place: &Place, name: &str) {
+/// Runs a case; returns the requests, too.
+fn run(case: &Case, shape: &Shape, server: &Server, place: &Place) -> (Run, Vec<Request>) {
     let want = &case.want;
-    let list = |key: &str| want[key].as_array().cloned().unwrap_or_default();
-    let calls = list("calls");
+    let Shape(_, bytes, segment) = shape;
+    let before = server.requests().len();
+    server.push(reply(bytes, want["close"] == true).split_every(*segment));
+    (1..want["requests"].as_u64().unwrap()).for_each(|_| server.push(done()));
+    place.config(server, &list(want, "config").join("\n"));
     // A text alone ends the turn: then a second one shows what was stored of it.
-    let two_turns = want["message"].is_object() && calls.is_empty();
-    let (before, count) = (server.requests().len(), want["requests"].as_u64().unwrap() as usize);
-    server.push(reply(bytes, want["close"] == true).split_every(segment));
-    (1..count).for_each(|_| server.push(done()));
-    let files = want["files"].as_object().cloned().unwrap_or_default();
-    files.keys().for_each(|file| drop(fs::remove_file(place.path(file))));
-    let config: Vec<_> = list("config").iter().map(|line| text(line).to_string()).collect();
-    place.config(server, &config.join("\n"));
+    let two_turns = want["message"].is_object() && want["calls"].is_null();
     let (args, prompts): (&[&str], _) =
         if two_turns { (&[], "hello\nagain\n") } else { (&["-"], "hello") };
     let run = place.run(server, args, prompts);
-    let requests = &server.requests()[before..];
+    (run, server.requests().split_off(before))
+}
+
+fn check(case: &Case, shape: &Shape, server: &Server, place: &Place, name: &str) {
+    let want = &case.want;
+    let calls = want["calls"].as_array().cloned().unwrap_or_default();
+    let files = want["files"].as_object().cloned().unwrap_or_default();
+    let (run, requests) = run(case, shape, server, place);
     assert_eq!(run.status, want["status"].as_i64().unwrap() as i32, "{name}{run}");
+    let count = want["requests"].as_u64().unwrap() as usize;
     assert_eq!(requests.len(), count, "{name}: requests{run}");
     assert_eq!(shown(&run), expected(want), "{name}: what is shown of the reply{run}");
-    for part in list("stderr") {
-        assert!(run.stderr.contains(text(&part)), "{name}: no {part} on stderr{run}");
+    let parts = list(want, "stderr");
+    for part in &parts {
+        assert!(run.stderr.contains(part), "{name}: no {part:?} on stderr{run}");
     }
-    assert_eq!(run.stderr.is_empty(), list("stderr").is_empty(), "{name}: stderr{run}");
-    if let Some(tokens) = want["tokens"].as_str() {
-        assert!(run.stdout.contains(&format!("\n{tokens}")), "{name}: no {tokens}{run}");
-    } else if want["message"].is_object() {
-        assert!(!run.stdout.contains("[tokens: "), "{name}: tokens{run}");
-    }
+    assert_eq!(run.stderr.is_empty(), parts.is_empty(), "{name}: stderr{run}");
     for (file, content) in &files {
         assert_eq!(place.read(file), text(content), "{name}: {file}{run}");
     }
     check_trace(&run, &calls, name);
-    for request in requests {
+    for request in &requests {
         well_formed(request.messages()).unwrap_or_else(|rule| panic!("{name}: {rule}{run}"));
     }
     let last = requests.last().unwrap();
@@ -194,17 +281,21 @@ fn check(case: &Case, Shape(_, bytes, segment): Shape, server: &Server, place: &
 }
 
 /// These bytes, and the connection's end where the framing needs it or the case has it.
-fn reply(bytes: Vec<u8>, close: bool) -> Reply {
-    let head = String::from_utf8_lossy(&bytes);
+fn reply(bytes: &[u8], close: bool) -> Reply {
+    let head = String::from_utf8_lossy(bytes);
     let head = head.split("\r\n\r\n").next().unwrap();
     let framed = has(head, "content-length:") || has(head, "transfer-encoding:");
-    let reply = Reply::raw(&bytes);
+    let reply = Reply::raw(bytes);
     if framed && !close { reply } else { reply.then_close() }
 }
 
 /// Ends the turn, without usage: so the token line tells of the case's reply alone.
 fn done() -> Reply {
     Reply::sse(&[&delta(json!({"content": "done"})), &finish("stop"), "[DONE]"])
+}
+
+fn list<'a>(want: &'a Value, key: &str) -> Vec<&'a str> {
+    want[key].as_array().into_iter().flatten().map(text).collect()
 }
 
 fn text(value: &Value) -> &str {

@@ -3,20 +3,63 @@
 //! A test scripts the server's replies (`Server`, `Reply`), runs `mb` (`Place`, `Run`, `Live`,
 //! `Terminal`) and asserts what was asked, shown and written. Every wait is for an event, with a
 //! limit that only a fault reaches: no test depends on the machine's speed.
-#![allow(dead_code, unused_imports)] // each test file uses a part
+//!
+//! Who reads a failure sees what was wanted, what came, and the transcript. The transcript comes by
+//! itself: a run, a running mb and a server that are dropped because an assertion failed print what
+//! they know, unless the assertion has done so (`{run}`).
+#![allow(dead_code, unused_imports, unused_macros)] // each test file uses a part
+
+// ---- What a failed assertion says
+
+/// `assert!` as everybody knows it, whose message also says the condition. Test files take it in
+/// place of the usual one by `#[macro_use] mod common;`.
+macro_rules! assert {
+    ($condition:expr $(,)?) => {
+        if !$condition {
+            panic!("wanted: {}", stringify!($condition))
+        }
+    };
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            panic!("wanted: {}\n{}", stringify!($condition), format_args!($($message)+))
+        }
+    };
+}
+
+/// `assert_eq!` as everybody knows it: first what came, then what was wanted. Its message says so.
+macro_rules! assert_eq {
+    ($came:expr, $wanted:expr $(,)?) => { assert_eq!($came, $wanted, "") };
+    ($came:expr, $wanted:expr, $($message:tt)+) => {
+        match (&$came, &$wanted) {
+            (came, wanted) => {
+                if !(*came == *wanted) {
+                    let texts = (format!("{came:?}"), format!("{wanted:?}"));
+                    let unequal = $crate::common::unequal(stringify!($came), &texts.0, &texts.1);
+                    panic!("{unequal}\n{}", format_args!($($message)+))
+                }
+            }
+        }
+    };
+}
 
 mod form;
 mod server;
 
+use std::cell::Cell;
+use std::collections::hash_map::RandomState;
+use std::ffi::OsStr;
+use std::fmt::{self, Display, Formatter};
 use std::fs::{self, File};
+use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -36,6 +79,50 @@ pub fn mb() -> String {
     std::env::var("MB_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_mb").into())
 }
 
+// ---- What this machine lacks
+
+/// Says that this test is skipped, and what it needs, even where a passed test's output is hidden.
+/// With `MB_NO_SKIPS` set, a test that is skipped has failed. Usage: `return skip("jq")`.
+#[track_caller]
+pub fn skip(need: &str) {
+    let test = thread::current().name().unwrap_or("a test").to_string();
+    let line = format!("skipped: {test} needs {need}\n");
+    let _ = io::stderr().write_all(line.as_bytes()); // which the harness does not capture
+    assert!(std::env::var_os("MB_NO_SKIPS").is_none(), "{line}and MB_NO_SKIPS is set");
+}
+
+/// Whether one of these programs is missing; then the test is skipped:
+/// `if lacks(&["jq", "curl"]) { return }`.
+#[track_caller]
+pub fn lacks(programs: &[&str]) -> bool {
+    let missing = |program: &&&str| find(program).is_none();
+    let missing: Vec<&str> = programs.iter().filter(missing).copied().collect();
+    if !missing.is_empty() {
+        skip(&missing.join(", "));
+    }
+    !missing.is_empty()
+}
+
+/// Whether this program does not work here, as strace where nobody may trace; then the test is
+/// skipped.
+#[track_caller]
+pub fn cannot(program: &[&str]) -> bool {
+    let mut command = Command::new(program[0]);
+    command.args(&program[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let works = command.status().is_ok_and(|status| status.success());
+    if !works {
+        skip(&program.join(" "));
+    }
+    !works
+}
+
+/// Where a program is, by `PATH`.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut files = std::env::split_paths(&path).map(|folder| folder.join(program));
+    files.find(|file| file.metadata().is_ok_and(|it| it.is_file() && it.mode() & 0o111 != 0))
+}
+
 // ---- A place to run in
 
 /// A fresh folder with `work`, where mb runs, and `home`. Dropping it kills every process that
@@ -46,12 +133,11 @@ pub struct Place {
 
 impl Place {
     pub fn new() -> Place {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("mb-test-{}-{}", std::process::id(), COUNT.fetch_add(1, SeqCst));
-        let root = std::env::temp_dir().canonicalize().unwrap().join(name);
-        fs::create_dir(&root).unwrap();
-        for folder in ["work", "home"] {
-            fs::create_dir(root.join(folder)).unwrap();
+        let temp = std::env::temp_dir();
+        let temp = temp.canonicalize().unwrap_or_else(|error| panic!("{temp:?}: {error}"));
+        let root = temp.join(format!("mb-test-{}", unforeseeable()));
+        for folder in [&root, &root.join("work"), &root.join("home")] {
+            fs::create_dir(folder).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
         }
         Place { root }
     }
@@ -71,7 +157,7 @@ impl Place {
     }
 
     pub fn write(&self, name: &str, text: impl AsRef<[u8]>) {
-        fs::write(self.path(name), text).unwrap();
+        fs::write(self.path(name), text).unwrap_or_else(|error| panic!("{name}: {error}"));
     }
 
     pub fn read(&self, name: &str) -> String {
@@ -84,14 +170,24 @@ impl Place {
     }
 
     pub fn project_id(&self) -> String {
-        let hash = Md5::digest(self.work().to_str().unwrap());
+        let hash = Md5::digest(self.work().as_os_str().as_bytes());
         hash.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// The project's saved session.
     pub fn session(&self) -> Value {
         let file = self.sessions().join(self.project_id() + ".json");
-        serde_json::from_slice(&fs::read(&file).expect("a saved session")).unwrap()
+        let text = fs::read(&file).unwrap_or_else(|error| panic!("no saved session: {error}"));
+        serde_json::from_slice(&text).unwrap_or_else(|error| {
+            panic!("the saved session: {error}\n{}", String::from_utf8_lossy(&text))
+        })
+    }
+
+    /// A socket in the work folder. Its address is short, however long the folder's path is.
+    pub fn socket(&self, name: &str) -> UnixListener {
+        let folder = File::open(self.work()).unwrap();
+        let address = format!("/proc/self/fd/{}/{name}", folder.as_raw_fd());
+        UnixListener::bind(&address).unwrap_or_else(|error| panic!("{address}: {error}"))
     }
 
     /// Writes `model.cfg`: the server as the endpoint, then these lines.
@@ -124,15 +220,34 @@ impl Place {
 
     /// The same without a server; nothing is written.
     pub fn mb_alone(&self, args: &[&str]) -> Mb {
-        let mut command = Command::new(mb());
-        command.args(args).current_dir(self.work()).env_clear().env("HOME", self.home());
+        self.program(&[&[mb().as_str()], args].concat())
+    }
+
+    /// A call of mb through another program, such as strace, which is given mb and its arguments.
+    pub fn through(&self, program: &[&str], server: &Server, args: &[&str]) -> Mb {
+        let called = self.program(&[program, &[mb().as_str()], args].concat());
+        Mb { command: called.command, ..self.mb(server, args) }
+    }
+
+    fn program(&self, words: &[&str]) -> Mb {
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).current_dir(self.work()).env_clear().env("HOME", self.home());
         command.env("PATH", std::env::var_os("PATH").unwrap());
         command.envs([("LANG", "C.UTF-8"), ("TERM", "xterm-256color")]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         unsafe { command.pre_exec(heed_signals) };
         let (asked, limit) = (Box::new(|| "no server".into()), Duration::from_secs(60));
-        Mb { command, asked, stdin: Vec::new(), limit }
+        Mb { command, asked, stdin: Vec::new(), limit, held: None }
     }
+}
+
+/// A text that was never there before and that nobody can guess. It has neither digits nor vowels,
+/// so it holds nothing that a test looks for.
+pub fn unforeseeable() -> String {
+    let number = RandomState::new().build_hasher().finish(); // the keys come from the kernel
+    (0..16)
+        .map(|place| char::from(b"bcdfghjkmnpqrtvz"[(number >> (4 * place)) as usize % 16]))
+        .collect()
 }
 
 impl Drop for Place {
@@ -151,9 +266,16 @@ pub struct Mb {
     asked: Asked,
     stdin: Vec<u8>,
     limit: Duration,
+    held: Option<Gate>,
 }
 
 impl Mb {
+    /// One more argument, which need not be UTF-8.
+    pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Mb {
+        self.command.arg(argument);
+        self
+    }
+
     pub fn env(mut self, name: &str, value: &str) -> Mb {
         self.command.env(name, value);
         self
@@ -184,6 +306,11 @@ impl Mb {
     /// Makes stdout a pipe whose reader is gone.
     pub fn stdout_unread(self) -> Mb {
         self.stdout(io::pipe().unwrap().1)
+    }
+
+    /// Nobody reads stdout before the test opens the gate.
+    pub fn stdout_held(self, gate: &Gate) -> Mb {
+        Mb { held: Some(gate.clone()), ..self }
     }
 
     /// Prepares mb's process before it starts: its umask, limits, privileges.
@@ -224,12 +351,21 @@ impl Mb {
     /// Starts mb; its standard input is left open, so `start().finish()` is a run with one.
     pub fn start(mut self) -> Live {
         let path = std::env::var("PATH").unwrap();
-        let shown = format!("{:?}", self.command).replace(&path, "$PATH");
+        let mut shown = format!("{:?}", self.command).replace(&path, "$PATH");
+        for name in [".bantam.cfg", "model.cfg"] {
+            let file = self.command.get_current_dir().map(|folder| folder.join(name));
+            if let Some(text) = file.and_then(|file| fs::read(file).ok()) {
+                shown += &format!("\n{name}: {:?}", String::from_utf8_lossy(&text));
+            }
+        }
         let mut child = self.command.spawn().unwrap_or_else(|error| panic!("{shown}: {error}"));
         let stdin = child.stdin.take();
-        let out = child.stdout.take().map_or_else(|| Output::of(io::empty()), Output::of);
+        let held = self.held.take();
+        let out = child.stdout.take().map(|out| Held { out, gate: held });
+        let out = out.map_or_else(|| Output::of(io::empty()), Output::of);
         let err = child.stderr.take().map_or_else(|| Output::of(io::empty()), Output::of);
-        Live { child, stdin, out, err, shown, limit: self.limit, asked: self.asked }
+        let (limit, asked, reported) = (self.limit, self.asked, false);
+        Live { child, stdin, out, err, shown, limit, asked, reported }
     }
 
     /// Starts mb as the leader of a session with a terminal of this size.
@@ -251,7 +387,7 @@ impl Mb {
 
 /// Tests that run in the background have inherited ignored signals; mb must not.
 fn heed_signals() -> io::Result<()> {
-    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM] {
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGCHLD] {
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     Ok(())
@@ -266,22 +402,88 @@ pub type Asked = Box<dyn Fn() -> String>;
 
 // ---- A run
 
-/// A run that has ended. Its `Display` is the report that failed assertions show.
+/// A run that has ended, or how far it came. Its `Display` is the transcript.
 pub struct Run {
-    pub status: i32, // 128 + the signal if one killed it
+    pub status: i32, // 128 + the signal if one killed it; -1 while it runs
     pub stdout: String,
     pub stderr: String,
-    shown: String,
-    asked: String,
+    transcript: Transcript,
 }
 
-impl std::fmt::Display for Run {
-    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        let Run { status, stdout, stderr, shown, asked } = self;
-        let rule = "=".repeat(78);
-        write!(f, "\n{rule}\ncommand: {shown}\nstatus: {status}\nserver: {asked}\n")?;
-        write!(f, "--- stdout\n{stdout}\n--- stderr\n{stderr}\n{rule}")
+impl Display for Run {
+    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
+        self.transcript.fmt(f)
     }
+}
+
+/// Fails unless a text has these parts, in this order.
+#[track_caller]
+pub fn in_order(text: &str, parts: &[&str]) {
+    let mut rest = text;
+    for part in parts {
+        let Some(at) = rest.find(part) else {
+            panic!("wanted: {part:?}, behind what was found before it\nin what is left: {rest:?}")
+        };
+        rest = &rest[at + part.len()..];
+    }
+}
+
+/// Tells what came in place of what was wanted, and of long texts where they begin to differ.
+pub fn unequal(what: &str, came: &str, wanted: &str) -> String {
+    let mut text = format!("{what}\n  wanted: {wanted}\n  came:   {came}");
+    if came.len().max(wanted.len()) > 100 {
+        let same = came.chars().zip(wanted.chars()).take_while(|(one, other)| one == other).count();
+        let from = |text: &str| text.chars().skip(same.saturating_sub(20)).take(80).collect();
+        let (wants, comes): (String, String) = (from(wanted), from(came));
+        text += &format!("\n  they differ behind {same} characters:");
+        text += &format!("\n  wanted: ...{wants}\n  came:   ...{comes}");
+    }
+    text
+}
+
+/// What is known of a run. If an assertion fails that has not shown it, it shows itself.
+struct Transcript {
+    text: String,
+    shown: Cell<bool>,
+}
+
+impl Display for Transcript {
+    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
+        self.shown.set(true);
+        f.write_str(&self.text)
+    }
+}
+
+impl Drop for Transcript {
+    fn drop(&mut self) {
+        if thread::panicking() && !self.shown.get() {
+            println!("{self}");
+        }
+    }
+}
+
+/// An output as a transcript has it: control characters are visible, and of a long one both ends.
+fn visible(output: &str) -> String {
+    let whole = output.len() < 40_000;
+    let characters: Vec<char> = output.chars().collect();
+    let middle = characters.len() / 2;
+    let (first, last) = match whole {
+        true => (&characters[..], &[][..]),
+        false => (
+            &characters[..middle.min(10_000)],
+            &characters[middle.max(characters.len() - 10_000)..],
+        ),
+    };
+    let show = |part: &[char]| -> String {
+        let escape = |c: &char| match c {
+            '\n' | '\t' => c.to_string(),
+            c if c.is_control() => c.escape_debug().to_string(),
+            c => c.to_string(),
+        };
+        part.iter().map(escape).collect()
+    };
+    let gap = if whole { "" } else { "\n[... left out here ...]\n" };
+    show(first) + gap + &show(last)
 }
 
 /// A running mb on pipes. Dropping it kills it.
@@ -293,11 +495,19 @@ pub struct Live {
     shown: String,
     limit: Duration,
     asked: Asked,
+    reported: bool,
 }
 
 impl Live {
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
+    }
+
+    /// Waits for what is to happen while mb runs.
+    #[track_caller]
+    pub fn wait_until(&mut self, what: &str, mut condition: impl FnMut() -> bool) {
+        let came = poll(LIMIT, || condition().then_some(()));
+        assert!(came.is_some(), "waited {LIMIT:?} in vain: {what}{}", self.report());
     }
 
     /// Writes to the standard input; that mb has ended already is no error here.
@@ -310,51 +520,105 @@ impl Live {
     }
 
     /// Waits for a text on stdout behind the one waited for before.
+    #[track_caller]
     pub fn wait_for_stdout(&mut self, text: &str) {
-        let found = self.out.find(text);
-        assert!(found, "no {text:?} on stdout{}", self.report());
+        let (seen, found) = (self.out.seen, self.out.find(text));
+        assert!(found, "wanted {text:?} on stdout behind byte {seen}{}", self.report());
     }
 
     /// Waits for a text on stderr behind the one waited for before.
+    #[track_caller]
     pub fn wait_for_stderr(&mut self, text: &str) {
-        let found = self.err.find(text);
-        assert!(found, "no {text:?} on stderr{}", self.report());
+        let (seen, found) = (self.err.seen, self.err.find(text));
+        assert!(found, "wanted {text:?} on stderr behind byte {seen}{}", self.report());
     }
 
     /// Sends a signal to mb alone, as `kill` does.
+    #[track_caller]
     pub fn signal(&self, signal: i32) {
-        assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
+        let sent = check(unsafe { libc::kill(self.pid(), signal) });
+        sent.unwrap_or_else(|error| panic!("signal {signal} to mb: {error}"));
+    }
+
+    /// Waits until mb is stuck in the middle of printing, since nobody reads its stdout.
+    pub fn wait_until_stuck(&self) {
+        wait_until("the pipe behind stdout is full", || self.unread(1) >= 60_000);
+    }
+
+    /// Waits until mb has taken all that was sent to its standard input.
+    pub fn wait_until_read(&self) {
+        wait_until("the standard input is read", || self.unread(0) == 0);
+    }
+
+    /// How many bytes there are in the pipe behind this descriptor of mb.
+    fn unread(&self, descriptor: i32) -> i32 {
+        let pipe = File::open(format!("/proc/{}/fd/{descriptor}", self.pid()));
+        let mut count = 0;
+        let file = pipe.unwrap_or_else(|error| panic!("descriptor {descriptor}: {error}"));
+        assert_eq!(unsafe { libc::ioctl(file.as_raw_fd(), libc::FIONREAD, &mut count) }, 0);
+        count
+    }
+
+    /// Waits until no signal that was sent is still on its way.
+    pub fn wait_for_delivery(&self) {
+        wait_until("the signal is delivered", || !pending(self.pid()));
     }
 
     /// Waits for mb's end and for that of its output.
+    #[track_caller]
     pub fn finish(mut self) -> Run {
         let ended = poll(self.limit, || {
             let ended = self.child.try_wait().unwrap().is_some();
             (ended && self.out.ended() && self.err.ended()).then_some(())
         });
         let run = self.report();
-        assert!(ended.is_some(), "not ended within {:?}{run}", self.limit);
+        let state = if run.status < 0 { "mb has not ended" } else { "its output is still open" };
+        assert!(ended.is_some(), "{state} after {:?}{run}", self.limit);
         run
     }
 
-    /// What is known so far. The status of a running mb is -1.
-    fn report(&mut self) -> Run {
+    /// What is known so far.
+    pub fn report(&mut self) -> Run {
+        self.reported = true;
         let status = self.child.try_wait().unwrap();
         let code = |end: std::process::ExitStatus| end.code().or(end.signal().map(|s| 128 + s));
-        Run {
-            status: status.and_then(code).unwrap_or(-1),
-            stdout: self.out.text(),
-            stderr: self.err.text(),
-            shown: self.shown.clone(),
-            asked: (self.asked)(),
-        }
+        let status = status.and_then(code).unwrap_or(-1);
+        let (stdout, stderr) = (self.out.text(), self.err.text());
+        let (shown, asked) = (&self.shown, (self.asked)());
+        let state = if status < 0 { "it still runs".into() } else { status.to_string() };
+        let rule = "=".repeat(78);
+        let text = format!(
+            "\n{rule}\ncommand: {shown}\nstatus: {state}\nserver: {asked}\n\
+                --- stdout\n{}\n--- stderr\n{}\n{rule}",
+            visible(&stdout),
+            visible(&stderr)
+        );
+        Run { status, stdout, stderr, transcript: Transcript { text, shown: Cell::new(false) } }
     }
 }
 
 impl Drop for Live {
     fn drop(&mut self) {
+        if thread::panicking() && !self.reported {
+            println!("{}", self.report());
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A stdout that is not read before its gate opens.
+struct Held {
+    out: std::process::ChildStdout,
+    gate: Option<Gate>,
+}
+
+impl Read for Held {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.gate.as_ref().is_some_and(|gate| !gate.is_open()) {
+            thread::sleep(Duration::from_millis(10));
+        }
+        self.out.read(buffer)
     }
 }
 
@@ -411,15 +675,19 @@ pub struct Terminal {
 
 impl Terminal {
     /// Types a text; the Enter key is `\r`.
+    #[track_caller]
     pub fn type_text(&mut self, text: &str) {
-        self.master.as_mut().expect("a terminal").write_all(text.as_bytes()).unwrap();
+        let typed = self.master.as_mut().expect("a terminal").write_all(text.as_bytes());
+        typed.unwrap_or_else(|error| panic!("{text:?} cannot be typed: {error}"));
     }
 
+    #[track_caller]
     pub fn key(&mut self, key: u8) {
-        self.master.as_mut().expect("a terminal").write_all(&[key]).unwrap();
+        self.type_text(&char::from(key).to_string());
     }
 
     /// Waits for a text in the raw output behind the one waited for before.
+    #[track_caller]
     pub fn wait_for(&mut self, text: &str) {
         self.live.wait_for_stdout(text);
     }
@@ -437,11 +705,12 @@ impl Terminal {
     /// Closes the terminal's window.
     pub fn hang_up(&mut self) {
         self.hung_up.store(true, SeqCst);
-        wait_until("the terminal is closed", || self.live.out.ended());
+        poll(LIMIT, || self.live.out.ended().then_some(())).expect("the terminal's reader stops");
         self.master = None;
     }
 
     /// Waits for mb's end. All its output is in `stdout`.
+    #[track_caller]
     pub fn finish(self) -> Run {
         self.live.finish()
     }
@@ -480,7 +749,8 @@ fn open_terminal(columns: u16, rows: u16) -> (File, File) {
         (libc::TIOCGPTN, &raw mut number),
         (libc::TIOCSWINSZ, (&raw const size).cast_mut().cast()),
     ] {
-        assert_eq!(unsafe { libc::ioctl(master.as_raw_fd(), request, at) }, 0);
+        let result = unsafe { libc::ioctl(master.as_raw_fd(), request, at) };
+        check(result).unwrap_or_else(|error| panic!("a terminal of {columns} x {rows}: {error}"));
     }
     let slave = open(&format!("/dev/pts/{number}"));
     (master, slave)
@@ -515,8 +785,10 @@ pub fn screen(raw: &str) -> String {
 // ---- Waiting and processes
 
 /// Waits for a condition; fails with `what` was waited for.
+#[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    poll(LIMIT, || condition().then_some(())).unwrap_or_else(|| panic!("waited in vain: {what}"));
+    let came = poll(LIMIT, || condition().then_some(()));
+    assert!(came.is_some(), "waited {LIMIT:?} in vain: {what}");
 }
 
 /// Asks every 10 ms until there is an answer or the limit is reached.
@@ -534,6 +806,13 @@ fn poll<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
 pub fn alive(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+}
+
+/// Whether a signal is on its way to a process that lives.
+pub fn pending(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mut sets = status.lines().filter(|line| line.contains("Pnd:"));
+    sets.any(|line| !line.trim_end().ends_with("\t0000000000000000")) && alive(pid)
 }
 
 /// The other processes that have this text in their command line, environment or folder.

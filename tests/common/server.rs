@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,11 +32,12 @@ impl Request {
     }
 
     pub fn messages(&self) -> &[Value] {
-        self.body["messages"].as_array().expect("the request has no messages")
+        let messages = self.body["messages"].as_array();
+        messages.unwrap_or_else(|| panic!("a request without messages: {}", self.body))
     }
 
     pub fn roles(&self) -> Vec<&str> {
-        self.messages().iter().map(|message| message["role"].as_str().unwrap()).collect()
+        self.messages().iter().map(|message| message["role"].as_str().unwrap_or("none")).collect()
     }
 
     fn read(from: &mut impl BufRead, connection: usize) -> Option<Request> {
@@ -169,11 +170,13 @@ impl Server {
         })
     }
 
+    #[track_caller]
     pub fn wait_for_requests(&self, count: usize) {
         wait_until(&format!("request {count} comes"), || self.requests().len() >= count);
     }
 
     /// Waits until a connection has ended, and says when it did.
+    #[track_caller]
     pub fn wait_for_end(&self, connection: usize) -> Instant {
         let end =
             || self.state.lock().unwrap().ends.iter().find(|e| e.0 == connection).map(|e| e.1);
@@ -183,9 +186,37 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let unscripted = self.state.lock().unwrap().unscripted;
-        assert!(unscripted == 0 || thread::panicking(), "{unscripted} requests beyond the script");
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if !thread::panicking() {
+            let wanted = state.requests.len() - state.unscripted;
+            let came = state.requests.len();
+            assert!(
+                came == wanted,
+                "wanted {wanted} requests, {came} came{}",
+                listed(&state.requests)
+            );
+        } else if !state.requests.is_empty() {
+            println!("the server's requests:{}", listed(&state.requests));
+        }
     }
+}
+
+/// Requests with their last messages, for a failure's report.
+fn listed(requests: &[Request]) -> String {
+    let mut list = String::new();
+    for (number, Request { method, path, connection, body, .. }) in (1..).zip(requests) {
+        list += &format!("\n{number}. {method} {path} on connection {connection}");
+        let messages = body["messages"].as_array().map_or(&[][..], Vec::as_slice);
+        let left_out = messages.len().saturating_sub(3);
+        list += &format!(", {} messages", messages.len());
+        for message in &messages[left_out..] {
+            let text = message.to_string();
+            let cut: String = text.chars().take(500).collect();
+            let dots = if cut.len() < text.len() { "..." } else { "" };
+            list += &format!("\n   {cut}{dots}");
+        }
+    }
+    list
 }
 
 /// Serves one connection until one side ends it; after the last reply that means: until mb does.
@@ -235,6 +266,10 @@ pub struct Gate(Arc<AtomicBool>);
 impl Gate {
     pub fn open(&self) {
         self.0.store(true, SeqCst);
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.0.load(SeqCst)
     }
 }
 

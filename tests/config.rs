@@ -129,6 +129,20 @@ fn a_name_of_small_letters_digits_and_underscores_is_sent() {
 }
 
 #[test]
+fn an_endpoint_with_a_port_that_is_none_is_an_error_that_names_file_and_line() {
+    for host in ["127.0.0.1:99999", "127.0.0.1:abc", "127.0.0.1:", "u:p@127.0.0.1:x", "[::1]:-1"] {
+        let text = format!("model=m\nendpoint=http://{host}/v1\n");
+        let run = refused(&Place::new(), "model.cfg", &text, &["-"]);
+        assert!(run.stderr.contains("model.cfg, line 2: ") && run.stderr.contains("port"), "{run}");
+    }
+    for host in ["u:p@127.0.0.1:9", "[::1]:9", "[::1]", "127.0.0.1"] {
+        let pair = format!("endpoint=http://{host}/v1");
+        let run = Place::new().mb_alone(&[&pair]).stdin("/cfg endpoint\n").run();
+        assert_eq!((run.status, run.stdout.trim_end()), (0, pair.as_str()), "{run}");
+    }
+}
+
+#[test]
 fn an_endpoint_without_a_scheme_is_an_error_that_names_file_and_key() {
     for endpoint in [
         "127.0.0.1:8080/v1",

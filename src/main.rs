@@ -744,8 +744,8 @@ fn save(bantam: &mut Bantam, messages: &[Value], id: &str) -> Result<()> {
     let (Ok(file), true) = (session_file(id), spoken) else { return Ok(()) };
     DirBuilder::new().recursive(true).mode(0o700).create(file.with_file_name(""))?;
     let is_here = id == project_id();
-    let (_, held) = session(id).unwrap_or_default();
-    if is_here && !bantam.saved_here && file.exists() && held != messages {
+    let is_same = |id| session(id).is_ok_and(|(_, held)| held == messages);
+    if is_here && !bantam.saved_here && file.exists() && !is_same(id) {
         fs::rename(&file, session_file(&format!("{id}-prev"))?)?;
         bantam.complain(&format!("[the session that was here is kept: /load {id}-prev]"));
     }

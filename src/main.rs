@@ -249,6 +249,7 @@ fn call_api(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<Reply> {
         if repair(bantam, messages, &text, &mut intact) {
             continue; // the request is another one now: it goes at once, and no retry is spent
         }
+        // An `io::Error` is worth a retry; any other error is final (`http_error`, `start`).
         let delay = RETRY_DELAYS.get(retries).filter(|_| failure.is::<io::Error>());
         let Some(delay) = delay else { return Err(format!("API error: {text}").into()) };
         retries += 1;
@@ -368,9 +369,9 @@ fn read_reply(bantam: &mut Bantam, mut body: Input, result: &Ending) -> Result<R
         last_data = reply.complete.then(Instant::now);
     }
     if !reply.complete {
-        result.try_recv()??; // an HTTP error, or why the body broke off
+        result.try_recv()??; // there, since the pipe ended: an HTTP error, or why it broke off
     }
-    // What is left may be one JSON object: the reply, or a gateway's words about its failure.
+    // The rest, no events, may be one JSON object: the reply, or a gateway's words about a failure.
     require(!rest.trim().starts_with('<'), "HTTP 200: a web page: wrong endpoint?")?;
     let is_whole = reply.finish.is_null() && serde_json::from_str::<Map<_, Value>>(&rest).is_ok();
     if is_whole && !take_chunk(bantam, &mut reply, &rest)? {
@@ -405,9 +406,9 @@ fn take_chunk(bantam: &mut Bantam, reply: &mut Reply, text: &str) -> Result<bool
         merge(&mut reply.finish, finish.clone(), "");
     }
     merge(&mut reply.usage, usage.clone(), ""); // some send it with every chunk
-    let last = all.is_empty() && usage.is_object() && !reply.message.is_null();
+    let last = all.is_empty() && usage.is_object() && !reply.message.is_null(); // usage at the end
     reply.complete |= last || reply.finish.is_string();
-    Ok(!chunk.is_object() || !choices.is_null() || last)
+    Ok(!chunk.is_object() || !choices.is_null() || last) // what is no object is told or nothing
 }
 
 /// Merges a delta into what has come: some texts grow, objects and lists merge, any other value
@@ -442,11 +443,10 @@ fn merge_entry(list: &mut Vec<Value>, new: Value, is_call: bool) {
     let continued = |old: &&mut Value| {
         let same_id = text_at(old, "/id") == id;
         match &new["index"] {
-            // Ollama sends whole calls without an index. A piece without id and name goes on.
+            // No index, no id: a piece goes on, unless it has a name, as Ollama's whole calls do.
             Value::Null if id.is_empty() => is_call && name.is_empty(),
             Value::Null => is_call && same_id,
-            // Gemini gives several calls the same index, but an id and a name each. Other servers
-            // repeat id and name in every piece.
+            // The same index, unless both are given and the id differs: Gemini's second call.
             index => old["index"] == *index && (same_id || id.is_empty() || name.is_empty()),
         }
     };
@@ -476,8 +476,8 @@ fn finish_message(reply: &mut Reply) {
         merge(entry, json!({"id": id, "type": "function", "function": {"name": name}}), "");
         entry.as_object_mut().map(|fields| fields.shift_remove("index"));
         let arguments: serde_json::Result<Map<String, Value>> = serde_json::from_str(&text);
-        // Servers answer 400 or 500 to broken arguments, for ever. But the call keeps them, so that
-        // `run_tool` tells the model; good ones it has as they were understood.
+        // What goes back: the text, or {} for a broken one, which servers refuse for ever. What is
+        // shown and run: good ones as they were understood; a broken text, to tell the model.
         entry["function"]["arguments"] = if arguments.is_ok() { &text } else { "{}" }.into();
         let mut call = entry.clone();
         call["function"]["arguments"] = arguments.map_or(text, |it| json!(it).to_string()).into();
@@ -540,7 +540,7 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
         }
         in_time
     })?;
-    let _ = wait(timer_end.as_raw_fd(), f64::INFINITY);
+    let _ = wait(timer_end.as_raw_fd(), f64::INFINITY); // Ctrl+C ends this and the timer
     let in_time = timer.recv()??;
     // A background process may hold the pipe: what it prints later is read, but not awaited.
     let _ = wait(output_end.as_raw_fd(), 0.25);

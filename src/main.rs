@@ -967,11 +967,11 @@ fn set(cfg: &mut BTreeMap<String, String>, key: &str, text: &str) -> Result<()> 
     let is_bool = |text: &str| text == "true" || text == "false";
     let fits = (!is_number(default) || is_number(value)) && (!is_bool(default) || is_bool(value));
     require(fits || value.is_empty(), &format!("{key} should be like its default, {default}"))?;
-    let url = value.starts_with("http://") || value.starts_with("https://");
-    require(url || key != "endpoint", "endpoint should begin with http:// or https://")?;
     // Behind a user's name and an IPv6 address. ureq would take 80 for one that is none.
     let port = value.split('/').nth(2).and_then(|it| it.rsplit(['@', ']']).next()?.split_once(':'));
-    require(key != "endpoint" || port.is_none_or(|(_, it)| it.parse::<u16>().is_ok()), "bad port")?;
+    let good_port = port.is_none_or(|(_, port)| port.parse::<u16>().is_ok());
+    let url = good_port && (value.starts_with("http://") || value.starts_with("https://"));
+    require(url || key != "endpoint", "endpoint should be http:// or https://, host, good port")?;
     cfg.insert(key.into(), value.into());
     Ok(())
 }

@@ -11,12 +11,11 @@
 //! model, 2 store its message, 3 run its calls and store their results, and back to 1; 4 without
 //! calls, the turn is over.
 //!
-//! What the algorithm needs from behind the banner: `require` fails unless a condition holds.
-//! `start` sends a request in a thread (`background`): the reply's body comes through a pipe, how
-//! it ended is the thread's result; `hang_up` closes what has not ended. `wait` sleeps until a pipe
-//! has something or a time is over, and fails when a signal has come (`interrupted`); `read_until`
-//! is `wait` and read. `show` prints a piece of a turn, `complain` prints to standard error. `text`
-//! and `number` read a setting, `text_of` and `text_at` a JSON value.
+//! What it needs from behind the banner: `require` fails unless a condition holds. `start` sends a
+//! request in a thread (`background`): the reply's body comes through a pipe; `hang_up` closes what
+//! has not ended. `wait` sleeps until a pipe has something or a time is over, and fails once a
+//! signal has come (`interrupted`); `read_until` waits and reads. `show` prints a piece of a turn,
+//! `complain` an error. `text` and `number` read a setting, `text_of` and `text_at` a JSON value.
 //!
 //! What comes from outside is sanitized before it is shown. Messages are never anything but JSON:
 //! fields unknown here survive. The main thread is plain blocking code, and what may take time is a
@@ -80,6 +79,15 @@ const TEXT: (&str, &str) = ("", "\n");
 const REASONED: (&str, &str) = ("--- reasoning start ---\n", "\n--- reasoning end ---\n");
 const STATUS: (&str, &str) = ("", "\r\x1b[K"); // erases itself, and a ^C behind it
 
+/// An error is a text. Of an API call, one that is an `io::Error` is worth a retry, no other.
+type Error = Box<dyn std::error::Error + Send + Sync>;
+type Result<T> = std::result::Result<T, Error>;
+
+/// Work in a thread (`background`): a pipe with what it writes, and its result, which is there
+/// before the pipe ends. So the pipe is waited for, never the channel: on iSH that spins.
+type Job<T = Result<()>> = (File, mpsc::Receiver<T>);
+type Pipe<'a> = BufReader<&'a File>;
+
 /// What the program carries through a run. The conversation itself is `messages`: its first one is
 /// always the system message, so that a length of 1 is an empty conversation.
 #[derive(Default)]
@@ -92,7 +100,7 @@ struct Bantam {
     summary: String,        // of the session, by the model
     saved_here: bool,       // the project's session file holds this conversation
     offer: Option<String>,  // from 60 % of the window on: the question whether to compact
-    line_end: &'static str, // of the kind that is open: not printed yet
+    line_end: &'static str, // of the kind of output that is open: not printed yet
 }
 
 // ---- Main program ----
@@ -199,7 +207,7 @@ fn push_user(messages: &mut Vec<Value>, prompt: &str) {
 // ---- Agentic loop ----
 
 /// Calls the model and runs its tools until it calls none, and then is a success (status 0).
-/// `messages` gets whole replies and their results only, and loses only what `repair` takes out.
+/// `messages` gets whole replies and their results only, and loses only what `drop_answer` drops.
 fn al(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<i32> {
     let limit = bantam.number("max_al_iterations");
     for _ in 0..limit as u64 {
@@ -219,7 +227,7 @@ fn al(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<i32> {
 /// AL 3: traces a call, runs it, traces the result, and returns it as the message that answers the
 /// call. Whatever goes wrong is text for the model.
 fn answer_call(bantam: &mut Bantam, call: &Value) -> Value {
-    let [name, arguments] = ["/function/name", "/function/arguments"].map(|it| text_at(call, it));
+    let (name, arguments) = (text_at(call, "/name"), text_at(call, "/arguments"));
     let trace = format!("[tool call: {name}({arguments})]");
     let confirm = bantam.text("confirm") == "true";
     bantam.show(LINE, "33", if confirm { "" } else { &trace }); // yellow; or else `ask` shows it
@@ -240,21 +248,23 @@ fn answer_call(bantam: &mut Bantam, call: &Value) -> Value {
 
 /// AL 1: sends `messages` until a reply comes. Repairs what is refused, retries what may go away.
 fn call_api(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<Reply> {
-    let (mut intact, mut retries) = (true, 0);
+    let (mut dropped, mut retries) = (false, 0);
     loop {
         let outcome = request(bantam, messages);
         require(!interrupted(), "[interrupted]")?; // a reply that meets Ctrl+C is dropped
         let Err(failure) = outcome else { return outcome };
         let text = failure.to_string();
-        if repair(bantam, messages, &text, &mut intact) {
-            continue; // the request is another one now: it goes at once, and no retry is spent
+        // What is repaired is another request: it goes at once, and no retry is spent.
+        if !dropped && drop_answer(messages, &text) {
+            dropped = true; // once: a server that goes on asking for it gets no second message
+        } else if !leave_out(bantam, messages, &text) {
+            // An `io::Error` is worth a retry; any other error is final (`http_error`, `start`).
+            let delay = RETRY_DELAYS.get(retries).filter(|_| failure.is::<io::Error>());
+            let Some(delay) = delay else { return Err(format!("API error: {text}").into()) };
+            retries += 1;
+            bantam.complain(&format!("[retry {retries}/9 in {delay}s: {text}]"));
+            wait(NOTHING, *delay)?;
         }
-        // An `io::Error` is worth a retry; any other error is final (`http_error`, `start`).
-        let delay = RETRY_DELAYS.get(retries).filter(|_| failure.is::<io::Error>());
-        let Some(delay) = delay else { return Err(format!("API error: {text}").into()) };
-        retries += 1;
-        bantam.complain(&format!("[retry {retries}/9 in {delay}s: {text}]"));
-        wait(NOTHING, *delay)?;
     }
 }
 
@@ -270,10 +280,10 @@ fn request(bantam: &mut Bantam, messages: &[Value]) -> Result<Reply> {
     let mut body = serde_json::to_string(&forwarded(bantam))?; // an object with a model at least
     body.pop(); // its closing brace: what follows is appended as text
     body += &format!(r#","messages":{},"tools":{TOOLS}}}"#, serde_json::to_string(&sent)?);
-    let (pipe, result) = start(bantam, "POST", "/chat/completions", body)?;
+    let job = start(bantam, "POST", "/chat/completions", body)?;
     bantam.show(if io::stdout().is_terminal() { STATUS } else { LINE }, "1;90", "...requesting...");
-    let reply = read_reply(bantam, BufReader::new(pipe), &result);
-    hang_up(bantam, &result); // these two also after a failure
+    let reply = read_reply(bantam, &job);
+    hang_up(bantam, &job); // these two also after a failure
     bantam.end_line();
     let mut reply = reply?;
     bantam.usages.push(reply.usage.take());
@@ -302,21 +312,21 @@ fn forwarded(bantam: &Bantam) -> Map<String, Value> {
     sent
 }
 
-/// Changes what the server refuses, if the error's text tells; says whether it did. One call of the
-/// API drops one assistant message at most: `intact` tells that it has not yet.
-fn repair(bantam: &mut Bantam, messages: &mut Vec<Value>, error: &str, intact: &mut bool) -> bool {
-    const NEEDED: [&str; 6] = ["model", "stream", "role", "content", "tool_calls", "tool_call_id"];
-    let is_unset = *intact && error.contains("content or tool_calls must be set");
+/// Drops the last assistant message and its calls' results, if the server wants that. Says whether.
+fn drop_answer(messages: &mut Vec<Value>, error: &str) -> bool {
     let last = messages.iter().rposition(|message| message["role"] == "assistant");
-    if is_unset && let Some(last) = last {
-        // The last assistant message goes, and with it the results of its calls.
-        *intact = false;
-        for prompt in messages.split_off(last).iter().filter(|it| it["role"] == "user") {
-            push_user(messages, &text_of(&prompt["content"])); // roles alternate again
-        }
-        return true;
+    let wanted = error.contains("content or tool_calls must be set");
+    let (Some(last), true) = (last, wanted) else { return false };
+    for prompt in messages.split_off(last).iter().filter(|it| it["role"] == "user") {
+        push_user(messages, &text_of(&prompt["content"])); // roles alternate again
     }
-    // A key that is named goes: a setting, or what some model has put into its messages.
+    true
+}
+
+/// Leaves out the key that the server refuses, if the error's text names one: a setting, or what
+/// some model has put into its messages. Says whether it did.
+fn leave_out(bantam: &mut Bantam, messages: &[Value], error: &str) -> bool {
+    const NEEDED: [&str; 6] = ["model", "stream", "role", "content", "tool_calls", "tool_call_id"];
     let settings = forwarded(bantam);
     let refused = |key: &&str| {
         let sent = settings.contains_key(*key) || messages.iter().any(|it| it.get(key).is_some());
@@ -336,15 +346,16 @@ fn repair(bantam: &mut Bantam, messages: &mut Vec<Value>, error: &str, intact: &
 #[derive(Default)]
 struct Reply {
     message: Value,
-    calls: Vec<Value>, // of the message, when it is whole; the arguments as they were understood
+    calls: Vec<Value>, // id, name, and arguments as they were understood
     finish: Value,     // the finish reason
     usage: Value,
     complete: bool,
+    rest: String, // what came last, if it is no part of a reply
 }
 
 /// Reads server-sent events, or one JSON object, whatever was asked for: servers send both.
-fn read_reply(bantam: &mut Bantam, mut body: Input, result: &Ending) -> Result<Reply> {
-    let (mut reply, mut rest) = (Reply::default(), String::new()); // rest: no part of a message
+fn read_reply(bantam: &mut Bantam, (pipe, result): &Job) -> Result<Reply> {
+    let (mut reply, mut body) = (Reply::default(), Pipe::new(pipe));
     let (mut done, mut last_data, timeout) = (false, None, bantam.number("timeout"));
     loop {
         // Behind a finish reason there may be usage, more calls, and the end, without which the
@@ -356,59 +367,59 @@ fn read_reply(bantam: &mut Bantam, mut body: Input, result: &Ending) -> Result<R
             Err(failure) if !reply.complete => return Err(failure),
             _ => break, // the end, or enough of a complete reply
         };
-        let no_data = ["\n", "\r", ":", "event:", "id:", "retry:"];
-        match line.strip_prefix("data:").map(str::trim) {
-            _ if done || no_data.iter().any(|start| line.starts_with(start)) => continue,
-            None => rest += &line,
-            Some("[DONE]") => (done, reply.complete) = (true, true),
-            Some(data) => {
-                let is_known = take_chunk(bantam, &mut reply, data)?;
-                rest = if is_known { String::new() } else { data.into() };
-            }
+        let (field, value) = line.split_once(':').unwrap_or((&line, ""));
+        match (field.trim_end(), value.trim()) {
+            _ if done => continue, // behind [DONE] nothing counts
+            ("" | "event" | "id" | "retry", _) | ("data", "") => continue,
+            ("data", "[DONE]") => (done, reply.complete) = (true, true),
+            ("data", data) => take_chunk(bantam, &mut reply, data)?,
+            _ => reply.rest += &line,
         }
         last_data = reply.complete.then(Instant::now);
     }
     if !reply.complete {
         result.try_recv()??; // there, since the pipe ended: an HTTP error, or why it broke off
     }
-    // The rest, no events, may be one JSON object: the reply, or a gateway's words about a failure.
+    // What was no event may be one JSON object: the reply, or a gateway's words about a failure.
+    let rest = mem::take(&mut reply.rest);
     require(!rest.trim().starts_with('<'), "HTTP 200: a web page: wrong endpoint?")?;
-    let is_whole = reply.finish.is_null() && serde_json::from_str::<Map<_, Value>>(&rest).is_ok();
-    if is_whole && !take_chunk(bantam, &mut reply, &rest)? {
-        return Err(http_error(None, &rest));
+    match serde_json::from_str::<Map<_, Value>>(&rest) {
+        Ok(_) => take_chunk(bantam, &mut reply, &rest)?,
+        Err(_) if reply.complete => {}
+        Err(_) => return Err(io::Error::other("the reply broke off").into()),
     }
-    let good = is_whole || reply.complete;
-    if good { Ok(reply) } else { Err(io::Error::other("the reply broke off").into()) }
+    if reply.rest.is_empty() { Ok(reply) } else { Err(http_error(None, &rest)) }
 }
 
-/// Shows a chunk's text and merges it into the reply. False: an object that belongs to no reply.
-fn take_chunk(bantam: &mut Bantam, reply: &mut Reply, text: &str) -> Result<bool> {
+/// Shows a chunk's text and merges it into the reply.
+fn take_chunk(bantam: &mut Bantam, reply: &mut Reply, text: &str) -> Result<()> {
     let chunk: Value = serde_json::from_str(text).unwrap_or_default();
     if chunk.is_null() && text.starts_with('{') {
         bantam.complain("[a part of the reply is left out: it is no JSON]");
     }
     let (choices, usage) = (&chunk["choices"], &chunk["usage"]);
     let all = choices.as_array().map_or(&[][..], Vec::as_slice);
-    if chunk["error"].is_object() {
-        return Err(http_error(None, text));
-    }
-    // Several choices are one: Copilot sends the text in the first and the call in the second.
-    for choice in all {
-        let (delta, finish) = (&choice["delta"], &choice["finish_reason"]);
-        if choice["error"].is_object() || finish == "error" {
-            return Err(http_error(None, &choice.to_string()));
+    for part in [&chunk].into_iter().chain(all) {
+        if part["error"].is_object() || part["finish_reason"] == "error" {
+            return Err(http_error(None, &part.to_string()));
         }
-        let delta = if delta.is_object() { delta } else { &choice["message"] }; // of a whole reply
+    }
+    // All choices count: Copilot's text and call come in two. A whole one has `message`, no delta.
+    for choice in all {
+        let delta = if choice["delta"].is_object() { &choice["delta"] } else { &choice["message"] };
         let [first, other] = ["reasoning_content", "reasoning"].map(|name| text_of(&delta[name]));
         bantam.show(REASONED, "2", if first.is_empty() { &other } else { &first }); // dim
         bantam.show(TEXT, "", &text_of(&delta["content"]));
         merge(&mut reply.message, delta.clone(), "");
-        merge(&mut reply.finish, finish.clone(), "");
+        merge(&mut reply.finish, choice["finish_reason"].clone(), "");
     }
     merge(&mut reply.usage, usage.clone(), ""); // some send it with every chunk
-    let last = all.is_empty() && usage.is_object() && !reply.message.is_null(); // usage at the end
-    reply.complete |= last || reply.finish.is_string();
-    Ok(!chunk.is_object() || !choices.is_null() || last) // what is no object is told or nothing
+    // Usage alone, behind a message, is the end. An object without either is no part of a reply.
+    let is_last = all.is_empty() && usage.is_object() && !reply.message.is_null();
+    reply.complete |= is_last || reply.finish.is_string();
+    let is_other = chunk.is_object() && choices.is_null() && !is_last && reply.finish.is_null();
+    reply.rest = if is_other { text.into() } else { String::new() };
+    Ok(())
 }
 
 /// Merges a delta into what has come: some texts grow, objects and lists merge, any other value
@@ -443,10 +454,11 @@ fn merge_entry(list: &mut Vec<Value>, new: Value, is_call: bool) {
     let continued = |old: &&mut Value| {
         let same_id = text_at(old, "/id") == id;
         match &new["index"] {
-            // No index, no id: a piece goes on, unless it has a name, as Ollama's whole calls do.
-            Value::Null if id.is_empty() => is_call && name.is_empty(),
-            Value::Null => is_call && same_id,
-            // The same index, unless both are given and the id differs: Gemini's second call.
+            Value::Null if !is_call => false,
+            // Neither index nor id: a piece of a call; but Ollama's whole calls have a name.
+            Value::Null if id.is_empty() => name.is_empty(),
+            Value::Null => same_id,
+            // Gemini's second call has the first one's index, but a name and an id of its own.
             index => old["index"] == *index && (same_id || id.is_empty() || name.is_empty()),
         }
     };
@@ -472,16 +484,15 @@ fn finish_message(reply: &mut Reply) {
         let given = &entry["function"]["arguments"];
         let text = given.as_str().map_or(given.to_string(), String::from);
         let text = if given.is_null() { "{}".into() } else { text };
+        let understood: serde_json::Result<Map<String, Value>> = serde_json::from_str(&text);
         // With this, the entry and its function are objects.
         merge(entry, json!({"id": id, "type": "function", "function": {"name": name}}), "");
         entry.as_object_mut().map(|fields| fields.shift_remove("index"));
-        let arguments: serde_json::Result<Map<String, Value>> = serde_json::from_str(&text);
-        // What goes back: the text, or {} for a broken one, which servers refuse for ever. What is
-        // shown and run: good ones as they were understood; a broken text, to tell the model.
-        entry["function"]["arguments"] = if arguments.is_ok() { &text } else { "{}" }.into();
-        let mut call = entry.clone();
-        call["function"]["arguments"] = arguments.map_or(text, |it| json!(it).to_string()).into();
-        reply.calls.push(call);
+        // What goes back is the text, or {} for a broken one, which servers refuse for ever. What
+        // is shown and run: the object as it was understood; a broken text, to tell the model.
+        entry["function"]["arguments"] = if understood.is_ok() { &text } else { "{}" }.into();
+        let arguments = understood.map_or(text, |object| json!(object).to_string());
+        reply.calls.push(json!({"id": id, "name": name, "arguments": arguments}));
     }
     message.insert("tool_calls".into(), entries.into());
 }
@@ -516,7 +527,9 @@ fn run_tool(bantam: &Bantam, name: &str, arguments: &str) -> Result<String> {
 }
 
 /// Runs `sh -c command`. Returns what it printed with `\n\nexit: N`, and N: the exit status, or
-/// 128+signal, or 124 after `limit`, in seconds. Ctrl+C kills the command and is an error.
+/// 128+signal, or 124 after `limit`, in seconds. Ctrl+C kills the command and is an error. Three
+/// threads: one reads the output, one waits for the shell's end, the timeout thread for that or the
+/// limit; this one waits for the timeout thread, then a moment for the output.
 fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
     let (output, input) = io::pipe()?; // one for both streams, so that their order is kept
     let mut shell = Command::new("sh"); // on PATH: Termux has no /bin/sh
@@ -532,7 +545,6 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
     drop(shell); // and its copies of the input: the pipe ends when the command's processes end
     let leader = child.id() as i32;
     let (shell_end, status) = background(move |_| child.wait())?;
-    // The timeout thread: whatever the main thread does, the command ends in time.
     let (timer_end, timer) = background(move |_| {
         let in_time = wait(shell_end.as_raw_fd(), limit); // an error at Ctrl+C
         if !matches!(in_time, Ok(true)) {
@@ -540,7 +552,7 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
         }
         in_time
     })?;
-    let _ = wait(timer_end.as_raw_fd(), f64::INFINITY); // Ctrl+C ends this and the timer
+    let _ = wait(timer_end.as_raw_fd(), f64::INFINITY); // Ctrl+C ends this and the timer's wait
     let in_time = timer.recv()??;
     // A background process may hold the pipe: what it prints later is read, but not awaited.
     let _ = wait(output_end.as_raw_fd(), 0.25);
@@ -578,8 +590,7 @@ fn write_file(path: &str, content: &str, offset: usize, del_bytes: usize) -> Res
     let size = bytes.len();
     require(offset <= size, &format!("offset should be at most {size}, the file's size"))?;
     let end = offset.saturating_add(del_bytes).min(size);
-    // Of a file that is a text:
-    let cut = str::from_utf8(&bytes).is_ok_and(|text| text.get(offset..end).is_none());
+    let cut = str::from_utf8(&bytes).is_ok_and(|text| text.get(offset..end).is_none()); // a text
     require(!cut, &format!("bytes {offset} to {end} should not cut a UTF-8 character"))?;
     bytes.splice(offset..end, content.bytes());
     replace_file(Path::new(path), &bytes, false)?;
@@ -598,10 +609,6 @@ fn sanitize(text: &str) -> String {
 }
 
 // ---- Around the algorithm: errors and JSON ----
-
-/// Errors are texts; of an API call, an `io::Error` is worth a retry, any other is not.
-type Error = Box<dyn std::error::Error + Send + Sync>;
-type Result<T> = std::result::Result<T, Error>;
 
 fn require(condition: bool, text: &str) -> Result<()> {
     if condition { Ok(()) } else { Err(text.into()) }
@@ -636,8 +643,7 @@ fn text_at<'a>(value: &'a Value, place: &str) -> &'a str {
 
 // ---- Around the algorithm: HTTP and files ----
 
-/// Starts an HTTP request in a thread, since nothing can break off a name look-up, a connection
-/// attempt or a read. The reply's body comes through the job's pipe.
+/// Starts an HTTP request in a thread: nothing can break off a name look-up, a connect or a read.
 fn start(bantam: &mut Bantam, method: &str, path: &str, body: String) -> Result<Job> {
     let agent = bantam.http.take().map_or_else(|| new_agent(bantam), Ok)?;
     bantam.http = Some(agent.clone());
@@ -673,8 +679,9 @@ fn start(bantam: &mut Bantam, method: &str, path: &str, body: String) -> Result<
     })
 }
 
-/// Closes the connection of a request that has not ended, or the server would go on and on.
-fn hang_up(bantam: &mut Bantam, result: &Ending) {
+/// Closes the connection of a request that has not ended, or the server would go on and on. At
+/// `shutdown` the client closes its sockets, and the thread, which reads from one, ends.
+fn hang_up(bantam: &mut Bantam, (_, result): &Job) {
     let running = matches!(result.try_recv(), Err(mpsc::TryRecvError::Empty));
     if running && let Some(agent) = bantam.http.take() {
         agent.shutdown();
@@ -713,7 +720,7 @@ fn replace_file(path: &Path, bytes: &[u8], secret: bool) -> io::Result<()> {
     if let Ok(old) = fs::metadata(&path) {
         let _ = fchown(&file, Some(old.uid()), Some(old.gid()));
         let _ =
-            file.set_permissions(Permissions::from_mode(if secret { 0o600 } else { old.mode() }));
+            file.set_permissions(Permissions::from_mode(if secret { mode } else { old.mode() }));
     }
     let written = file.write_all(bytes);
     let _ = file.sync_all();
@@ -743,13 +750,14 @@ fn save(bantam: &mut Bantam, messages: &[Value], id: &str) -> Result<()> {
     let spoken = messages.len() > 2 || !bantam.summary.is_empty();
     let (Ok(file), true) = (session_file(id), spoken) else { return Ok(()) };
     DirBuilder::new().recursive(true).mode(0o700).create(file.with_file_name(""))?;
-    let is_here = id == project_id();
-    let is_same = |id| session(id).is_ok_and(|(_, held)| held == messages);
-    if is_here && !bantam.saved_here && file.exists() && !is_same(id) {
-        fs::rename(&file, session_file(&format!("{id}-prev"))?)?;
-        bantam.complain(&format!("[the session that was here is kept: /load {id}-prev]"));
+    if id == project_id() && !bantam.saved_here {
+        let is_same = session(id).is_ok_and(|(_, held)| held == messages);
+        if file.exists() && !is_same {
+            fs::rename(&file, session_file(&format!("{id}-prev"))?)?;
+            bantam.complain(&format!("[the session that was here is kept: /load {id}-prev]"));
+        }
+        bantam.saved_here = true;
     }
-    bantam.saved_here |= is_here;
     let prompt = messages.iter().find(|message| message["role"] == "user");
     let prompt = prompt.map(|prompt| text_of(&prompt["content"])).unwrap_or_default();
     let summary = [&bantam.summary, prompt.trim()].iter().find_map(|text| text.lines().next());
@@ -862,8 +870,7 @@ fn configure(bantam: &mut Bantam, messages: &mut Vec<Value>, rest: &str) -> Resu
     let is_other = |line: &&str| line.split_once('=').is_none_or(|(name, _)| name.trim() != key);
     let others = text.split_terminator('\n').filter(is_other).map(|line| line.to_string() + "\n");
     let text = others.collect::<String>() + &format!("{key}={value}\n");
-    replace_file(Path::new(".bantam.cfg"), text.as_bytes(), true)?;
-    Ok(())
+    Ok(replace_file(Path::new(".bantam.cfg"), text.as_bytes(), true)?)
 }
 
 /// `/models` as lines, asked for at most `limit` seconds. Takes from it the model's context window.
@@ -871,11 +878,11 @@ fn read_models(bantam: &mut Bantam, limit: f64) -> Result<String> {
     const WINDOW: &str = "/loaded_context_length /meta/n_ctx /max_model_len /context_length \
         /context_window /max_context_length";
     bantam.window = Some(bantam.number("context_window")); // unless a better one is told
-    let (body, result) = start(bantam, "GET", "/models", String::new())?;
+    let job = start(bantam, "GET", "/models", String::new())?;
     // A byte that JSON has nowhere: to the end.
-    let text = read_until(&mut BufReader::new(body), 0, limit, Some(Instant::now()));
-    let text = text.and_then(|text| result.try_recv()?.map(|()| text));
-    hang_up(bantam, &result);
+    let text = read_until(&mut Pipe::new(&job.0), 0, limit, Some(Instant::now()));
+    let text = text.and_then(|text| job.1.try_recv()?.map(|()| text));
+    hang_up(bantam, &job);
     let reply: Value = serde_json::from_str(&text?)?;
     let entries = ["/data", "/models", ""].iter().find_map(|at| reply.pointer(at)?.as_array());
     let entries = entries.ok_or("no list of models")?;
@@ -1016,7 +1023,8 @@ impl Bantam {
         if color { format!("\x1b[{style}m{text}\x1b[0m") } else { text.into() }
     }
 
-    /// Shows a piece of a turn.
+    /// Shows a piece of a turn. Its kind stays open, and more of it goes on where this one ended:
+    /// the end (`line_end`) is printed before a piece of another kind. A LINE is never open.
     fn show(&mut self, (begin, end): (&str, &'static str), style: &str, text: &str) {
         if !text.is_empty() && self.text("quiet") != "true" {
             if self.line_end != end || end.is_empty() {
@@ -1124,8 +1132,7 @@ fn interrupted() -> bool {
     wait(NOTHING, 0.0).is_err()
 }
 
-/// The exit status of the signal that came, 0 for none; it is over with that, however often it
-/// came. Any other goes before SIGINT.
+/// The exit status of the signals that came, 0 for none, and forgets them. SIGINT counts least.
 fn take_signal() -> i32 {
     let mut numbers = [0; 4096];
     let length = if interrupted() { (&SIGNALS.0).read(&mut numbers).unwrap_or(0) } else { 0 };
@@ -1146,11 +1153,9 @@ fn wait(descriptor: i32, limit: f64) -> Result<bool> {
     Ok(ready)
 }
 
-type Input = BufReader<File>;
-
 /// Text up to the byte `end`, or else to the end of input, which an error counts as. `limit` is in
 /// seconds, from `since` on or else between two bytes.
-fn read_until(pipe: &mut Input, end: u8, limit: f64, since: Option<Instant>) -> Result<String> {
+fn read_until(pipe: &mut Pipe, end: u8, limit: f64, since: Option<Instant>) -> Result<String> {
     let mut bytes = Vec::new();
     while bytes.last() != Some(&end) {
         let left = limit - since.map_or(0.0, |since| since.elapsed().as_secs_f64());
@@ -1169,16 +1174,11 @@ fn read_until(pipe: &mut Input, end: u8, limit: f64, since: Option<Instant>) -> 
 /// A line of standard input, read byte by byte as shells do: the rest stays where it is.
 fn read_line() -> Result<String> {
     let input = File::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let line = read_until(&mut Input::with_capacity(1, input), b'\n', f64::INFINITY, None);
+    let line = read_until(&mut Pipe::with_capacity(1, &input), b'\n', f64::INFINITY, None);
     let cut = !line.as_ref().is_ok_and(|line| line.ends_with('\n'));
     print(if cut && is_terminal() { "\n" } else { "" }); // below the ^C
     Ok(line?.replace("\r\n", "\n"))
 }
-
-/// Work in a thread: a pipe, which carries what the work writes and ends with it, and its result,
-/// which is there before the pipe ends. The pipe is waited for: on iSH a channel spins.
-type Job<T = Result<()>> = (File, Ending<T>);
-type Ending<T = Result<()>> = mpsc::Receiver<T>;
 
 fn background<T: Send + 'static>(
     work: impl FnOnce(&mut PipeWriter) -> T + Send + 'static,

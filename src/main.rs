@@ -26,11 +26,11 @@
 
 use md5::{Digest, Md5};
 use serde_json::{Map, Value, json};
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufRead, BufReader, IsTerminal, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command, Stdio};
@@ -255,7 +255,7 @@ fn call_api(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<Reply> {
         let Err(failure) = outcome else { return outcome };
         let text = failure.to_string();
         // What is repaired is another request: it goes at once, and no retry is spent.
-        if !dropped && drop_answer(messages, &text) {
+        if !dropped && text.contains("content or tool_calls must be set") && drop_answer(messages) {
             dropped = true; // once: a server that goes on asking for it gets no second message
         } else if !leave_out(bantam, messages, &text) {
             // An `io::Error` is worth a retry; any other error is final (`http_error`, `start`).
@@ -312,11 +312,10 @@ fn forwarded(bantam: &Bantam) -> Map<String, Value> {
     sent
 }
 
-/// Drops the last assistant message and its calls' results, if the server wants that. Says whether.
-fn drop_answer(messages: &mut Vec<Value>, error: &str) -> bool {
+/// Drops the last assistant message and the results of its calls; false if there is none.
+fn drop_answer(messages: &mut Vec<Value>) -> bool {
     let last = messages.iter().rposition(|message| message["role"] == "assistant");
-    let wanted = error.contains("content or tool_calls must be set");
-    let (Some(last), true) = (last, wanted) else { return false };
+    let Some(last) = last else { return false };
     for prompt in messages.split_off(last).iter().filter(|it| it["role"] == "user") {
         push_user(messages, &text_of(&prompt["content"])); // roles alternate again
     }
@@ -399,10 +398,9 @@ fn take_chunk(bantam: &mut Bantam, reply: &mut Reply, text: &str) -> Result<()> 
     }
     let (choices, usage) = (&chunk["choices"], &chunk["usage"]);
     let all = choices.as_array().map_or(&[][..], Vec::as_slice);
-    for part in [&chunk].into_iter().chain(all) {
-        if part["error"].is_object() || part["finish_reason"] == "error" {
-            return Err(http_error(None, &part.to_string()));
-        }
+    let failed = |part: &&Value| part["error"].is_object() || part["finish_reason"] == "error";
+    if let Some(part) = [&chunk].into_iter().chain(all).find(failed) {
+        return Err(http_error(None, &part.to_string()));
     }
     // All choices count: Copilot's text and call come in two. A whole one has `message`, no delta.
     for choice in all {
@@ -410,10 +408,10 @@ fn take_chunk(bantam: &mut Bantam, reply: &mut Reply, text: &str) -> Result<()> 
         let [first, other] = ["reasoning_content", "reasoning"].map(|name| text_of(&delta[name]));
         bantam.show(REASONED, "2", if first.is_empty() { &other } else { &first }); // dim
         bantam.show(TEXT, "", &text_of(&delta["content"]));
-        merge(&mut reply.message, delta.clone(), "");
-        merge(&mut reply.finish, choice["finish_reason"].clone(), "");
+        merge(&mut reply.message, delta, "");
+        merge(&mut reply.finish, &choice["finish_reason"], "");
     }
-    merge(&mut reply.usage, usage.clone(), ""); // some send it with every chunk
+    merge(&mut reply.usage, usage, ""); // some send it with every chunk
     // Usage alone, behind a message, is the end. An object without either is no part of a reply.
     let is_last = all.is_empty() && usage.is_object() && !reply.message.is_null();
     reply.complete |= is_last || reply.finish.is_string();
@@ -426,14 +424,14 @@ fn take_chunk(bantam: &mut Bantam, reply: &mut Reply, text: &str) -> Result<()> 
 /// replaces (`text`, `summary`, `data` are of reasoning_details). An empty text replaces none: some
 /// servers repeat `"name": ""`. What comes into an empty place is taken as it is: so in a whole
 /// reply each call stands for itself.
-fn merge(old: &mut Value, new: Value, key: &str) {
+fn merge(old: &mut Value, new: &Value, key: &str) {
     const GROWING: [&str; 7] =
         ["content", "reasoning_content", "reasoning", "arguments", "text", "summary", "data"];
     match (old, new) {
         (_, new) if new.is_null() || new == "" => {}
         (Value::Object(old), Value::Object(new)) => {
             for (key, value) in new {
-                merge(old.entry(&key).or_insert(Value::Null), value, &key);
+                merge(old.entry(key).or_insert(Value::Null), value, key);
             }
         }
         (Value::Array(old), Value::Array(new)) if new.iter().all(Value::is_object) => {
@@ -441,16 +439,16 @@ fn merge(old: &mut Value, new: Value, key: &str) {
                 merge_entry(old, entry, key == "tool_calls");
             }
         }
-        (Value::String(old), Value::String(new)) if GROWING.contains(&key) => old.push_str(&new),
+        (Value::String(old), Value::String(new)) if GROWING.contains(&key) => old.push_str(new),
         // Mistral sends a text in some chunks, and a list of parts in others.
-        (old, new) if key == "content" => *old = (text_of(old) + &text_of(&new)).into(),
-        (old, new) => *old = new,
+        (old, new) if key == "content" => *old = (text_of(old) + &text_of(new)).into(),
+        (old, new) => *old = new.clone(),
     }
 }
 
 /// Merges a list's new entry into the last one that it continues, or appends it.
-fn merge_entry(list: &mut Vec<Value>, new: Value, is_call: bool) {
-    let (id, name) = (text_at(&new, "/id"), text_at(&new, "/function/name"));
+fn merge_entry(list: &mut Vec<Value>, new: &Value, is_call: bool) {
+    let (id, name) = (text_at(new, "/id"), text_at(new, "/function/name"));
     let continued = |old: &&mut Value| {
         let same_id = text_at(old, "/id") == id;
         match &new["index"] {
@@ -464,7 +462,7 @@ fn merge_entry(list: &mut Vec<Value>, new: Value, is_call: bool) {
     };
     match list.iter_mut().rfind(continued) {
         Some(old) => merge(old, new, ""),
-        None => list.push(new),
+        None => list.push(new.clone()),
     }
 }
 
@@ -486,7 +484,7 @@ fn finish_message(reply: &mut Reply) {
         let text = if given.is_null() { "{}".into() } else { text };
         let understood: serde_json::Result<Map<String, Value>> = serde_json::from_str(&text);
         // With this, the entry and its function are objects.
-        merge(entry, json!({"id": id, "type": "function", "function": {"name": name}}), "");
+        merge(entry, &json!({"id": id, "type": "function", "function": {"name": name}}), "");
         entry.as_object_mut().map(|fields| fields.shift_remove("index"));
         // What goes back is the text, or {} for a broken one, which servers refuse for ever. What
         // is shown and run: the object as it was understood; a broken text, to tell the model.
@@ -527,9 +525,7 @@ fn run_tool(bantam: &Bantam, name: &str, arguments: &str) -> Result<String> {
 }
 
 /// Runs `sh -c command`. Returns what it printed with `\n\nexit: N`, and N: the exit status, or
-/// 128+signal, or 124 after `limit`, in seconds. Ctrl+C kills the command and is an error. Three
-/// threads: one reads the output, one waits for the shell's end, the timeout thread for that or the
-/// limit; this one waits for the timeout thread, then a moment for the output.
+/// 128+signal, or 124 after `limit`, in seconds. Ctrl+C kills the command and is an error.
 fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
     let (output, input) = io::pipe()?; // one for both streams, so that their order is kept
     let mut shell = Command::new("sh"); // on PATH: Termux has no /bin/sh
@@ -538,21 +534,25 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
     // A session without a terminal: a password prompt fails at once instead of taking what the
     // user types. iSH runs nothing between fork and exec: a group must do there.
     let _ = if ISH { shell.process_group(0) } else { unsafe { shell.pre_exec(detach) } };
+    let (report, running) = io::pipe()?;
     let kept = Arc::new(Mutex::new((Vec::new(), 0)));
     let reader = kept.clone();
-    let (output_end, _) = background(move |_| read_output(output, &reader))?;
     let mut child = shell.spawn().map_err(|error| format!("no shell could be started: {error}"))?;
     drop(shell); // and its copies of the input: the pipe ends when the command's processes end
     let leader = child.id() as i32;
-    let (shell_end, status) = background(move |_| child.wait())?;
-    let (timer_end, timer) = background(move |_| {
-        let in_time = wait(shell_end.as_raw_fd(), limit); // an error at Ctrl+C
+    let stop = move |_: &Error| unsafe { kill(-leader, 9) }; // nobody would attend to it
+    // The timeout thread kills the command, unless the shell's end is reported before.
+    let timer = background(move |_| {
+        let in_time = wait(report.as_raw_fd(), limit); // an error at Ctrl+C
         if !matches!(in_time, Ok(true)) {
             unsafe { kill(-leader, 9) }; // SIGKILL, to the group: children hold the pipe, too
         }
         in_time
-    })?;
-    let _ = wait(timer_end.as_raw_fd(), f64::INFINITY); // Ctrl+C ends this and the timer's wait
+    });
+    let (_, timer) = timer.inspect_err(stop)?;
+    let (output_end, _) = background(move |_| read_output(output, &reader)).inspect_err(stop)?;
+    let ended = child.wait()?;
+    drop(running); // which is the report
     let in_time = timer.recv()??;
     // A background process may hold the pipe: what it prints later is read, but not awaited.
     let _ = wait(output_end.as_raw_fd(), 0.25);
@@ -561,15 +561,15 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
         bytes.splice(KEPT..KEPT, format!("\n[... {omitted} bytes omitted ...]\n").into_bytes());
     }
     let late = if in_time { String::new() } else { format!("\n[timed out after {limit}s]") };
-    let ended = if in_time { Some(status.recv()??) } else { None }; // there, since its pipe ended
-    let status = ended.map_or(124, |it| it.code().unwrap_or(128 + it.signal().unwrap_or(0)));
+    let status = ended.code().unwrap_or(128 + ended.signal().unwrap_or(0));
+    let status = if in_time { status } else { 124 };
     Ok((format!("{}{late}\n\nexit: {status}", String::from_utf8_lossy(&bytes)), status))
 }
 
 /// Reads a command's output to its end, also when nobody waits for it: a background process that
 /// could not print would die. Of a long one both ends are kept, and what is omitted is counted.
 fn read_output(mut output: PipeReader, kept: &Mutex<(Vec<u8>, usize)>) {
-    let mut block = vec![0; 65_536];
+    let mut block = [0; 8192];
     while let (Ok(length @ 1..), Ok(mut kept)) = (output.read(&mut block), kept.lock()) {
         let (bytes, omitted) = &mut *kept;
         bytes.extend_from_slice(block.get(..length).unwrap_or_default());
@@ -719,8 +719,7 @@ fn replace_file(path: &Path, bytes: &[u8], secret: bool) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&draft)?;
     if let Ok(old) = fs::metadata(&path) {
         let _ = fchown(&file, Some(old.uid()), Some(old.gid()));
-        let _ =
-            file.set_permissions(Permissions::from_mode(if secret { mode } else { old.mode() }));
+        let _ = if secret { Ok(()) } else { file.set_permissions(old.permissions()) };
     }
     let written = file.write_all(bytes);
     let _ = file.sync_all();
@@ -905,8 +904,8 @@ fn report_tokens(bantam: &mut Bantam) {
         /cache_read_input_tokens";
     let last = bantam.usages.iter().rev().find_map(|usage| usage["prompt_tokens"].as_f64());
     let Some(last) = last else { return };
-    if bantam.window.is_none() && bantam.text("quiet") != "true" && !interrupted() {
-        let _ = wait(NOTHING, 0.01); // llama.cpp closes its connection just behind a reply
+    // After 10 ms, since llama.cpp closes its connection just behind a reply.
+    if bantam.window.is_none() && bantam.text("quiet") != "true" && wait(NOTHING, 0.01).is_ok() {
         let _ = read_models(bantam, 1.0);
     }
     let window = bantam.window.unwrap_or(bantam.number("context_window"));
@@ -1099,7 +1098,7 @@ struct PollFd(i32, i16, i16); // descriptor, events to wait for (1: POLLIN), eve
 unsafe extern "C" {
     fn poll(files: *mut PollFd, count: usize, milliseconds: i32) -> i32;
     fn signal(signal: i32, handler: usize) -> usize; // 0: SIG_DFL, 1: SIG_IGN
-    fn kill(process: i32, signal: i32) -> i32;
+    fn kill(process: i32, signal: i32);
     fn setsid() -> i32;
     fn tcflush(descriptor: i32, queue: i32) -> i32;
 }

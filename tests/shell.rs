@@ -361,6 +361,24 @@ fn that_there_is_no_dev_null_is_told_as_that() {
     assert!(told.starts_with("error: ") && names_the_shell(&told), "{told}{run}");
 }
 
+/// With little memory a thread cannot be had, and then nobody would stop the command.
+#[test]
+fn a_command_that_nobody_can_attend_to_does_not_run_on() {
+    let (server, mut kilobytes) = (Server::start([]), 2000);
+    loop {
+        let place = Place::new();
+        let limited = format!("ulimit -v {kilobytes}; exec \"$@\"");
+        let mb = place.through(&["sh", "-c", &limited, "sh"], &server, &["-", "shell_timeout=1"]);
+        let run = mb.stdin("!exec sleep 1000").run();
+        nothing_is_left(&place);
+        if run.stdout.contains("[timed out after 1s]") {
+            return;
+        }
+        assert!(kilobytes < 1_000_000, "{run}");
+        kilobytes += kilobytes / 10;
+    }
+}
+
 // ---- No terminal, no input
 
 #[test]

@@ -19,8 +19,8 @@
 //!
 //! What comes from outside is sanitized before it is shown. Messages are never anything but JSON:
 //! fields unknown here survive. The main thread is plain blocking code, and what may take time is a
-//! file descriptor: what is none (an HTTP call, the end of a child) runs in a thread that holds a
-//! pipe. So there is one way to sleep, and that is how Ctrl+C ends whatever is going on.
+//! file descriptor: what is none, an HTTP call, runs in a thread that holds a pipe. So there is one
+//! way to sleep, `wait`, and Ctrl+C ends it. A command is killed by a thread that sleeps so, too.
 //!
 //! Left out on purpose: a line editor (`rlwrap` is one), Markdown, a sandbox (a container is one).
 
@@ -322,8 +322,8 @@ fn drop_answer(messages: &mut Vec<Value>) -> bool {
     true
 }
 
-/// Leaves out the key that the server refuses, if the error's text names one: a setting, or what
-/// some model has put into its messages. Says whether it did.
+/// Leaves out the key that the server refuses, if the error (`HTTP 400: why`) names one: a setting,
+/// or what some model has put into its messages. Says whether it did.
 fn leave_out(bantam: &mut Bantam, messages: &[Value], error: &str) -> bool {
     const NEEDED: [&str; 6] = ["model", "stream", "role", "content", "tool_calls", "tool_call_id"];
     let settings = forwarded(bantam);

@@ -297,8 +297,9 @@ fn held(pid: i32) -> usize {
 
 #[test]
 fn a_background_process_that_has_ended_costs_nothing_more() {
-    let background = shell(&format!("({LATER}) & echo started"));
-    let script = [shell("true"), Reply::text("one"), background, Reply::text("two")];
+    let command = json!({"command": format!("({LATER}) & echo started")}).to_string();
+    let three = ["a", "b", "c"].map(|id| (id, "shell_exec", command.as_str()));
+    let script = [shell("true"), Reply::text("one"), Reply::calls(&three), Reply::text("two")];
     let (server, place) = (Server::start(script), Place::new());
     let mut live = place.start(&server, &[]);
     live.send("first\n");
@@ -310,7 +311,8 @@ fn a_background_process_that_has_ended_costs_nothing_more() {
     live.wait_for_stdout("\ntwo\n");
     place.write("go", "");
     wait_until("it has printed and lives", || place.path("alive").exists());
-    wait_until("no more descriptors and threads are held", || held(live.pid()) <= before);
+    // One more is no cost of the three: mb may not have been back at its prompt before.
+    wait_until("no more descriptors and threads are held", || held(live.pid()) <= before + 1);
 }
 
 // ---- What mb inherits, and what the machine lacks

@@ -308,7 +308,7 @@ fn forwarded(bantam: &Bantam) -> Map<String, Value> {
     if bantam.text("stream") == "true" {
         sent.insert("stream_options".into(), json!({"include_usage": true}));
     }
-    sent.retain(|key, _| default(OWN, key).is_none() && !bantam.left_out.contains(key));
+    sent.retain(|key, _| default_of(OWN, key).is_none() && !bantam.left_out.contains(key));
     sent
 }
 
@@ -502,11 +502,11 @@ fn run_tool(bantam: &Bantam, name: &str, arguments: &str) -> Result<String> {
     let arguments = serde_json::from_str::<Map<_, Value>>(arguments);
     let arguments = arguments.map_err(|it| format!("arguments should be a JSON object: {it}"))?;
     // Sanitized after parsing, where an escaped \u202e has become what it is.
-    let text = |name: &str| {
+    let string = |name: &str| {
         let text = arguments.get(name).and_then(Value::as_str);
         text.map(sanitize).ok_or_else(|| format!("{name} should be a string"))
     };
-    let number = |name: &str| {
+    let integer = |name: &str| {
         // By its text, since 3 also comes as "3" or 3.0. `as` makes the largest of what is larger.
         let text = json!(arguments.get(name)).to_string();
         let text = if text == "null" { "0" } else { text.trim_matches('"') };
@@ -515,10 +515,10 @@ fn run_tool(bantam: &Bantam, name: &str, arguments: &str) -> Result<String> {
         if number >= 0.0 && number.fract() == 0.0 { Ok(number as usize) } else { Err(error) }
     };
     match name {
-        "shell_exec" => Ok(shell_exec(&text("command")?, bantam.number("shell_timeout"))?.0),
+        "shell_exec" => Ok(shell_exec(&string("command")?, bantam.number("shell_timeout"))?.0),
         "write_file" => {
-            let (offset, del_bytes) = (number("offset")?, number("del_bytes")?);
-            write_file(&text("path")?, &text("content")?, offset, del_bytes)
+            let (offset, del_bytes) = (integer("offset")?, integer("del_bytes")?);
+            write_file(&string("path")?, &string("content")?, offset, del_bytes)
         }
         name => Err(format!("no tool {name:?}: it should be shell_exec or write_file").into()),
     }
@@ -536,7 +536,7 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
     let _ = if ISH { shell.process_group(0) } else { unsafe { shell.pre_exec(detach) } };
     let (report, running) = io::pipe()?;
     let kept = Arc::new(Mutex::new((Vec::new(), 0)));
-    let reader = kept.clone();
+    let shared = kept.clone();
     let mut child = shell.spawn().map_err(|error| format!("no shell could be started: {error}"))?;
     drop(shell); // and its copies of the input: the pipe ends when the command's processes end
     let leader = child.id() as i32;
@@ -550,7 +550,7 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
         in_time
     });
     let (_, timer) = timer.inspect_err(stop)?;
-    let (output_end, _) = background(move |_| read_output(output, &reader)).inspect_err(stop)?;
+    let (output_end, _) = background(move |_| read_output(output, &shared)).inspect_err(stop)?;
     let ended = child.wait()?;
     drop(running); // which is the report
     let in_time = timer.recv()??;
@@ -652,7 +652,7 @@ fn start(bantam: &mut Bantam, method: &str, path: &str, body: String) -> Result<
     let mut request = ureq::http::Request::builder().method(method).uri(&url);
     request = request.header("Content-Type", "application/json");
     let mut key = bantam.text("api_key").to_string();
-    if key.is_empty() && default(OWN, "endpoint") != Some(base) {
+    if key.is_empty() && default_of(OWN, "endpoint") != Some(base) {
         key = variable("OPENAI_API_KEY").unwrap_or_default(); // never for the default endpoint
     }
     require(key.trim().chars().all(|c| c.is_ascii_graphic()), "api_key has an odd character")?;
@@ -800,10 +800,10 @@ fn saved_sessions(start: &str) -> Result<String> {
 
 /// Main 5: a line that starts with `/`.
 fn command(bantam: &mut Bantam, messages: &mut Vec<Value>, line: &str) -> Result<i32> {
-    let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+    let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
     let spoken = messages.len() > 2 || !bantam.summary.is_empty();
-    require(spoken || !["/save", "/compact"].contains(&name), "no conversation yet")?;
-    match (name, rest.trim()) {
+    require(spoken || !["/save", "/compact"].contains(&word), "no conversation yet")?;
+    match (word, rest.trim()) {
         ("/help", "") => print(HELP),
         ("/clear", "") => {
             messages.truncate(1);
@@ -920,15 +920,15 @@ fn report_tokens(bantam: &mut Bantam) {
     let used = format!("{prompt} prompt{} + {completion} completion", cached.unwrap_or_default());
     let percent = 100.0 * last / window;
     bantam.show(LINE, "", &format!("[tokens: {used} | context: {last}/{window} ({percent:.1}%)]"));
-    let used = format!("Context usage is at {percent:.1}% ({last} / {window} tokens).");
-    let question = used + " Compact conversation? [Y/n]: ";
+    let usage = format!("Context usage is at {percent:.1}% ({last} / {window} tokens).");
+    let question = usage + " Compact conversation? [Y/n]: ";
     bantam.offer = (percent >= 60.0 && is_terminal()).then_some(question);
 }
 
 // ---- Around the algorithm: configuration ----
 
 /// The default of a key, if it is among these.
-fn default<'a>(defaults: &'a str, key: &str) -> Option<&'a str> {
+fn default_of<'a>(defaults: &'a str, key: &str) -> Option<&'a str> {
     defaults.split(' ').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('='))
 }
 
@@ -967,7 +967,7 @@ fn read_config(overrides: &str) -> Result<BTreeMap<String, String>> {
 fn set(cfg: &mut BTreeMap<String, String>, key: &str, text: &str) -> Result<()> {
     let valid = !key.is_empty() && key.chars().all(|c| matches!(c, 'a'..='z' | '0'..='9' | '_'));
     require(valid && !text.contains('\n'), &format!("'{key}': want key=value, key of a-z 0-9 _"))?;
-    let default = default(OWN, key).or(default(SENT, key)).unwrap_or_default();
+    let default = default_of(OWN, key).or(default_of(SENT, key)).unwrap_or_default();
     let value = if text.is_empty() && key != "temperature" { default } else { text };
     let is_number = |text: &str| serde_json::from_str::<f64>(text).is_ok();
     let is_bool = |text: &str| text == "true" || text == "false";

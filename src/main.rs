@@ -760,7 +760,8 @@ fn save(bantam: &mut Bantam, messages: &[Value], id: &str) -> Result<()> {
     let prompt = messages.iter().find(|message| message["role"] == "user");
     let prompt = prompt.map(|prompt| text_of(&prompt["content"])).unwrap_or_default();
     let summary = [&bantam.summary, prompt.trim()].iter().find_map(|text| text.lines().next());
-    let session = json!({"summary": summary, "messages": messages}).to_string();
+    let (summary, messages) = (json!(summary), serde_json::to_string(messages)?); // no copy
+    let session = format!(r#"{{"summary":{summary},"messages":{messages}}}"#);
     Ok(replace_file(&file, session.as_bytes(), true)?)
 }
 

@@ -391,11 +391,11 @@ fn a_second_one_ends_mb_at_once_where_nobody_reads_what_it_prints() {
             let mut live = place.mb(&server, args).stdout_held(&gate).start();
             live.send("first\n");
             live.wait_until_stuck();
+            let pid = live.pid();
             for _ in 0..2 {
                 live.signal(*signal);
-                live.wait_for_delivery();
+                wait_until_asleep(pid); // or else two threads take one each, as the first
             }
-            let pid = live.pid();
             wait_until("mb ends though its output is stuck", || !alive(pid));
             gate.open();
             let run = live.finish();

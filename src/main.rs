@@ -11,16 +11,15 @@
 //! model, 2 store its message, 3 run its calls and store their results, and back to 1; 4 without
 //! calls, the turn is over.
 //!
-//! What it needs from behind the banner: `require` fails unless a condition holds. `start` sends a
-//! request in a thread (`background`): the reply's body comes through a pipe; `hang_up` closes what
-//! has not ended. `wait` sleeps until a pipe has something or a time is over, and fails once a
-//! signal has come (`interrupted`); `read_until` waits and reads. `show` prints a piece of a turn,
+//! From behind the banner it needs: `require` fails unless a condition holds. `start` sends a
+//! request in a thread (`background`), and its reply comes through a pipe; `hang_up` closes what
+//! did not end. `wait` sleeps until a pipe has something or a time is over, and fails once a signal
+//! has come (`interrupted`); `read_until` waits and reads. `show` prints a piece of a turn,
 //! `complain` an error. `text` and `number` read a setting, `text_of` and `text_at` a JSON value.
 //!
-//! What comes from outside is sanitized before it is shown. Messages are never anything but JSON:
-//! fields unknown here survive. The main thread is plain blocking code, and what may take time is a
-//! file descriptor: what is none, an HTTP call, runs in a thread that holds a pipe. So there is one
-//! way to sleep, `wait`, and Ctrl+C ends it. A command is killed by a thread that sleeps so, too.
+//! What comes from outside is sanitized before it is shown. Messages stay JSON: fields unknown here
+//! survive. The main thread is plain blocking code, and what may take time is a file descriptor (of
+//! an HTTP call, a thread's pipe). So there is one way to sleep, `wait`, and Ctrl+C ends it.
 //!
 //! Left out on purpose: a line editor (`rlwrap` is one), Markdown, a sandbox (a container is one).
 
@@ -40,7 +39,7 @@ use std::{borrow::Cow, collections::BTreeMap, env, mem, thread};
 
 const VERSION: &str = concat!("mb ", env!("CARGO_PKG_VERSION"));
 const HELP: &str = "usage: mb [FILE | -] [key=value ...]
-FILE or - (standard input) is one prompt; key=value overrides a setting for this run.
+FILE or - (standard input) is one prompt or !CMD; key=value overrides a setting for this run.
 Without FILE, each line of standard input is a prompt, or a command:
 /save [name]        save the conversation, with a summary by the model
 /continue, /cont    go on with this folder's session
@@ -84,7 +83,7 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
 
 /// Work in a thread (`background`): a pipe with what it writes, and its result, which is there
-/// before the pipe ends. So the pipe is waited for, never the channel: on iSH that spins.
+/// before the pipe ends. So it is the pipe that is waited for: on iSH, waiting for a channel spins.
 type Job<T = Result<()>> = (File, mpsc::Receiver<T>);
 type Pipe<'a> = BufReader<&'a File>;
 
@@ -94,13 +93,13 @@ type Pipe<'a> = BufReader<&'a File>;
 struct Bantam {
     cfg: BTreeMap<String, String>,
     http: Option<ureq::Agent>,
-    left_out: Vec<String>,  // keys that the server refused
-    usages: Vec<Value>,     // of this turn's requests, as they came
-    window: Option<f64>,    // the context window in tokens, once /models was asked for it
-    summary: String,        // of the session, by the model
-    saved_here: bool,       // the project's session file holds this conversation
-    offer: Option<String>,  // from 60 % of the window on: the question whether to compact
-    line_end: &'static str, // of the kind of output that is open: not printed yet
+    left_out: Vec<String>, // keys that a server refused, for the rest of the run
+    usages: Vec<Value>,    // of this turn's requests, as they came
+    window: Option<f64>,   // the context window in tokens, once /models was asked for it
+    summary: String,       // of the session, by the model
+    saved_here: bool,      // the project's session file holds this conversation
+    offer: Option<String>, // from 60 % of the window on: the question whether to compact
+    line_end: &'static str, // what ends the kind of output that is open; empty if none is
 }
 
 // ---- Main program ----
@@ -256,7 +255,7 @@ fn call_api(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<Reply> {
         let text = failure.to_string();
         // What is repaired is another request: it goes at once, and no retry is spent.
         if !dropped && text.contains("content or tool_calls must be set") && drop_answer(messages) {
-            dropped = true; // once: a server that goes on asking for it gets no second message
+            dropped = true; // once: a server that goes on saying so gets no second message
         } else if !leave_out(bantam, messages, &text) {
             // An `io::Error` is worth a retry; any other error is final (`http_error`, `start`).
             let delay = RETRY_DELAYS.get(retries).filter(|_| failure.is::<io::Error>());
@@ -292,7 +291,7 @@ fn request(bantam: &mut Bantam, messages: &[Value]) -> Result<Reply> {
     let spoken = !text_of(&reply.message["content"]).trim().is_empty();
     require(spoken || !reply.calls.is_empty(), &format!("empty reply (finish reason: {finish})"))?;
     if finish == "length" && spoken {
-        bantam.complain("[cut off: token limit]");
+        bantam.complain("[cut off: token limit]"); // of a call that is cut off the model is told
     }
     Ok(reply)
 }
@@ -312,7 +311,8 @@ fn forwarded(bantam: &Bantam) -> Map<String, Value> {
     sent
 }
 
-/// Drops the last assistant message and the results of its calls; false if there is none.
+/// Drops the last assistant message and the results of its calls; false if there is none. Bantam's
+/// repair: a stream that was cut off may have left an empty message in a loaded session.
 fn drop_answer(messages: &mut Vec<Value>) -> bool {
     let last = messages.iter().rposition(|message| message["role"] == "assistant");
     let Some(last) = last else { return false };
@@ -348,62 +348,65 @@ struct Reply {
     calls: Vec<Value>, // id, name, and arguments as they were understood
     finish: Value,     // the finish reason
     usage: Value,
-    complete: bool,
-    rest: String, // what came last, if it is no part of a reply
+    complete: bool, // a finish reason has come, or usage alone behind the message
 }
 
 /// Reads server-sent events, or one JSON object, whatever was asked for: servers send both.
 fn read_reply(bantam: &mut Bantam, (pipe, result): &Job) -> Result<Reply> {
-    let (mut reply, mut body) = (Reply::default(), Pipe::new(pipe));
-    let (mut done, mut last_data, timeout) = (false, None, bantam.number("timeout"));
+    let (mut reply, mut body, mut rest) = (Reply::default(), Pipe::new(pipe), String::new());
+    let (mut done, mut last_data, timeout) = (false, Instant::now(), bantam.number("timeout"));
     loop {
         // Behind a finish reason there may be usage, more calls, and the end, without which the
         // connection cannot be used again. But some servers leave it open, or send comments for
-        // ever: a complete reply ends after one second without data, too.
-        let limit = if reply.complete { 1.0 } else { timeout }; // from the last data on, or silence
-        let line = match read_until(&mut body, b'\n', limit, last_data) {
+        // ever: what may end does so one second after its last data, too. Before, any byte counts.
+        let may_end = reply.complete || done;
+        let (limit, since) = if may_end { (1.0, Some(last_data)) } else { (timeout, None) };
+        let line = match read_until(&mut body, b'\n', limit, since) {
             Ok(line) if !line.is_empty() => line,
-            Err(failure) if !reply.complete => return Err(failure),
-            _ => break, // the end, or enough of a complete reply
+            Err(failure) if !may_end => return Err(failure),
+            _ => break, // the end, or enough of a reply that may end
         };
         let (field, value) = line.split_once(':').unwrap_or((&line, ""));
         match (field.trim_end(), value.trim()) {
             _ if done => continue, // behind [DONE] nothing counts
             ("" | "event" | "id" | "retry", _) | ("data", "") => continue,
-            ("data", "[DONE]") => (done, reply.complete) = (true, true),
-            ("data", data) => take_chunk(bantam, &mut reply, data)?,
-            _ => reply.rest += &line,
+            ("data", "[DONE]") => done = true,
+            ("data", data) => {
+                let is_part = take_chunk(bantam, &mut reply, data)?;
+                rest = if is_part { String::new() } else { data.into() };
+            }
+            _ => rest += &line,
         }
-        last_data = reply.complete.then(Instant::now);
+        last_data = Instant::now();
     }
-    if !reply.complete {
+    if reply.complete {
+        return Ok(reply); // whatever else came is no part of it
+    }
+    if !done {
         result.try_recv()??; // there, since the pipe ended: an HTTP error, or why it broke off
     }
-    // What was no event may be one JSON object: the reply, or a gateway's words about a failure.
-    let rest = mem::take(&mut reply.rest);
+    // What came last and is no chunk may be a whole reply, or a gateway's words about a failure.
     require(!rest.trim().starts_with('<'), "HTTP 200: a web page: wrong endpoint?")?;
-    match serde_json::from_str::<Map<_, Value>>(&rest) {
-        Ok(_) => take_chunk(bantam, &mut reply, &rest)?,
-        Err(_) if reply.complete => {}
-        Err(_) => return Err(io::Error::other("the reply broke off").into()),
+    if serde_json::from_str::<Map<_, Value>>(&rest).is_ok() {
+        let is_reply = take_chunk(bantam, &mut reply, &rest)?;
+        return if is_reply { Ok(reply) } else { Err(http_error(None, &rest)) };
     }
-    if reply.rest.is_empty() { Ok(reply) } else { Err(http_error(None, &rest)) }
+    if done { Ok(reply) } else { Err(io::Error::other("the reply broke off").into()) }
 }
 
-/// Shows a chunk's text and merges it into the reply.
-fn take_chunk(bantam: &mut Bantam, reply: &mut Reply, text: &str) -> Result<()> {
+/// Shows a chunk's text and merges it into the reply. Returns false if it has no `choices`.
+fn take_chunk(bantam: &mut Bantam, reply: &mut Reply, text: &str) -> Result<bool> {
     let chunk: Value = serde_json::from_str(text).unwrap_or_default();
     if chunk.is_null() && text.starts_with('{') {
         bantam.complain("[a part of the reply is left out: it is no JSON]");
     }
-    let (choices, usage) = (&chunk["choices"], &chunk["usage"]);
-    let all = choices.as_array().map_or(&[][..], Vec::as_slice);
+    let choices = chunk["choices"].as_array().map_or(&[][..], Vec::as_slice);
     let failed = |part: &&Value| part["error"].is_object() || part["finish_reason"] == "error";
-    if let Some(part) = [&chunk].into_iter().chain(all).find(failed) {
+    if let Some(part) = [&chunk].into_iter().chain(choices).find(failed) {
         return Err(http_error(None, &part.to_string()));
     }
     // All choices count: Copilot's text and call come in two. A whole one has `message`, no delta.
-    for choice in all {
+    for choice in choices {
         let delta = if choice["delta"].is_object() { &choice["delta"] } else { &choice["message"] };
         let [first, other] = ["reasoning_content", "reasoning"].map(|name| text_of(&delta[name]));
         bantam.show(REASONED, "2", if first.is_empty() { &other } else { &first }); // dim
@@ -411,24 +414,23 @@ fn take_chunk(bantam: &mut Bantam, reply: &mut Reply, text: &str) -> Result<()> 
         merge(&mut reply.message, delta, "");
         merge(&mut reply.finish, &choice["finish_reason"], "");
     }
-    merge(&mut reply.usage, usage, ""); // some send it with every chunk
-    // Usage alone, behind a message, is the end. An object without either is no part of a reply.
-    let is_last = all.is_empty() && usage.is_object() && !reply.message.is_null();
-    reply.complete |= is_last || reply.finish.is_string();
-    let is_other = chunk.is_object() && choices.is_null() && !is_last && reply.finish.is_null();
-    reply.rest = if is_other { text.into() } else { String::new() };
-    Ok(())
+    merge(&mut reply.usage, &chunk["usage"], "");
+    // Some servers send usage with every chunk: only alone, behind a message, is it the end.
+    let alone = chunk["usage"].is_object() && choices.is_empty() && !reply.message.is_null();
+    reply.complete |= alone || reply.finish.is_string();
+    Ok(!chunk["choices"].is_null())
 }
 
-/// Merges a delta into what has come: some texts grow, objects and lists merge, any other value
-/// replaces (`text`, `summary`, `data` are of reasoning_details). An empty text replaces none: some
-/// servers repeat `"name": ""`. What comes into an empty place is taken as it is: so in a whole
-/// reply each call stands for itself.
+/// Merges a delta into what has come: some texts grow (the last three are of reasoning_details),
+/// objects and lists merge, any other value replaces. An empty text does not: some servers repeat
+/// `"name": ""`.
 fn merge(old: &mut Value, new: &Value, key: &str) {
     const GROWING: [&str; 7] =
         ["content", "reasoning_content", "reasoning", "arguments", "text", "summary", "data"];
     match (old, new) {
         (_, new) if new.is_null() || new == "" => {}
+        // What comes first is taken whole: the calls of a reply in one piece stay apart.
+        (old @ Value::Null, new) => *old = new.clone(),
         (Value::Object(old), Value::Object(new)) => {
             for (key, value) in new {
                 merge(old.entry(key).or_insert(Value::Null), value, key);
@@ -456,7 +458,7 @@ fn merge_entry(list: &mut Vec<Value>, new: &Value, is_call: bool) {
             // Neither index nor id: a piece of a call; but Ollama's whole calls have a name.
             Value::Null if id.is_empty() => name.is_empty(),
             Value::Null => same_id,
-            // Gemini's second call has the first one's index, but a name and an id of its own.
+            // A new call brings a name and another id: Gemini's second has the first one's index.
             index => old["index"] == *index && (same_id || id.is_empty() || name.is_empty()),
         }
     };
@@ -486,8 +488,8 @@ fn finish_message(reply: &mut Reply) {
         // With this, the entry and its function are objects.
         merge(entry, &json!({"id": id, "type": "function", "function": {"name": name}}), "");
         entry.as_object_mut().map(|fields| fields.shift_remove("index"));
-        // What goes back is the text, or {} for a broken one, which servers refuse for ever. What
-        // is shown and run: the object as it was understood; a broken text, to tell the model.
+        // Sent back: the text as it came, or {} for a broken one, which servers refuse for ever.
+        // Shown and run: what was understood of it; or the broken text, which is then an error.
         entry["function"]["arguments"] = if understood.is_ok() { &text } else { "{}" }.into();
         let arguments = understood.map_or(text, |object| json!(object).to_string());
         reply.calls.push(json!({"id": id, "name": name, "arguments": arguments}));
@@ -501,7 +503,7 @@ fn finish_message(reply: &mut Reply) {
 fn run_tool(bantam: &Bantam, name: &str, arguments: &str) -> Result<String> {
     let arguments = serde_json::from_str::<Map<_, Value>>(arguments);
     let arguments = arguments.map_err(|it| format!("arguments should be a JSON object: {it}"))?;
-    // Sanitized after parsing, where an escaped \u202e has become what it is.
+    // Behind the JSON, which unescapes \u202e: what runs and is written is what was shown. No CR.
     let string = |name: &str| {
         let text = arguments.get(name).and_then(Value::as_str);
         text.map(sanitize).ok_or_else(|| format!("{name} should be a string"))
@@ -534,16 +536,16 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
     // A session without a terminal: a password prompt fails at once instead of taking what the
     // user types. iSH runs nothing between fork and exec: a group must do there.
     let _ = if ISH { shell.process_group(0) } else { unsafe { shell.pre_exec(detach) } };
-    let (report, running) = io::pipe()?;
+    let (shell_end, running) = io::pipe()?; // `running` is held until the shell has ended
     let kept = Arc::new(Mutex::new((Vec::new(), 0)));
     let shared = kept.clone();
     let mut child = shell.spawn().map_err(|error| format!("no shell could be started: {error}"))?;
     drop(shell); // and its copies of the input: the pipe ends when the command's processes end
     let leader = child.id() as i32;
     let stop = move |_: &Error| unsafe { kill(-leader, 9) }; // nobody would attend to it
-    // The timeout thread kills the command, unless the shell's end is reported before.
+    // The timeout thread kills the command, at Ctrl+C too, unless the shell's end comes first.
     let timer = background(move |_| {
-        let in_time = wait(report.as_raw_fd(), limit); // an error at Ctrl+C
+        let in_time = wait(shell_end.as_raw_fd(), limit);
         if !matches!(in_time, Ok(true)) {
             unsafe { kill(-leader, 9) }; // SIGKILL, to the group: children hold the pipe, too
         }
@@ -552,8 +554,8 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
     let (_, timer) = timer.inspect_err(stop)?;
     let (output_end, _) = background(move |_| read_output(output, &shared)).inspect_err(stop)?;
     let ended = child.wait()?;
-    drop(running); // which is the report
-    let in_time = timer.recv()??;
+    drop(running);
+    let in_time = timer.recv()??; // comes at once, now
     // A background process may hold the pipe: what it prints later is read, but not awaited.
     let _ = wait(output_end.as_raw_fd(), 0.25);
     let (mut bytes, omitted) = mem::take(&mut *kept.lock().map_err(|_| "the output is lost")?);
@@ -614,8 +616,8 @@ fn require(condition: bool, text: &str) -> Result<()> {
     if condition { Ok(()) } else { Err(text.into()) }
 }
 
-/// An HTTP error, with the server's reason wherever it put it, else the body's beginning. Under
-/// HTTP 200, without a status, the error's own code counts.
+/// An HTTP error, with the server's reason wherever it put it, else the body's beginning. Without a
+/// status, under HTTP 200, the error's own code counts, or 502, which is worth a retry.
 fn http_error(status: Option<u16>, body: &str) -> Error {
     let value: Value = serde_json::from_str(body).unwrap_or_default();
     let code = value.pointer("/error/code").or(value.pointer("/code")).unwrap_or(&Value::Null);
@@ -663,8 +665,8 @@ fn start(bantam: &mut Bantam, method: &str, path: &str, body: String) -> Result<
     background(move |pipe| {
         // No timeout of ureq's is set: iSH has none for sockets and would fail every request.
         let reply = agent.run(request).map_err(|error| match error {
-            // No retry mends an address, a proxy's refusal (407), an untrusted certificate or a
-            // server without TLS; rustls calls the latter two invalid data.
+            // Names, connections, broken-off heads. All else lasts: an address, a proxy's refusal
+            // (407), and, as invalid data, an untrusted certificate or a server without TLS.
             ureq::Error::Io(error) if error.kind() != io::ErrorKind::InvalidData => error.into(),
             lasting => Error::from(format!("{url}: {lasting}")),
         })?;
@@ -679,8 +681,8 @@ fn start(bantam: &mut Bantam, method: &str, path: &str, body: String) -> Result<
     })
 }
 
-/// Closes the connection of a request that has not ended, or the server would go on and on. At
-/// `shutdown` the client closes its sockets, and the thread, which reads from one, ends.
+/// Closes the connection of a request that has not ended, or the server would go on and on. ureq's
+/// `shutdown` closes the sockets under the thread, which ends; the next request gets a new client.
 fn hang_up(bantam: &mut Bantam, (_, result): &Job) {
     let running = matches!(result.try_recv(), Err(mpsc::TryRecvError::Empty));
     if running && let Some(agent) = bantam.http.take() {
@@ -750,7 +752,7 @@ fn save(bantam: &mut Bantam, messages: &[Value], id: &str) -> Result<()> {
     let (Ok(file), true) = (session_file(id), spoken) else { return Ok(()) };
     DirBuilder::new().recursive(true).mode(0o700).create(file.with_file_name(""))?;
     if id == project_id() && !bantam.saved_here {
-        let is_same = session(id).is_ok_and(|(_, held)| held == messages);
+        let is_same = session(id).is_ok_and(|(_, held)| held == messages); // loaded from a copy
         if file.exists() && !is_same {
             fs::rename(&file, session_file(&format!("{id}-prev"))?)?;
             bantam.complain(&format!("[the session that was here is kept: /load {id}-prev]"));
@@ -914,11 +916,10 @@ fn report_tokens(bantam: &mut Bantam) {
         let tokens = bantam.usages.iter().filter_map(|usage| usage.pointer(place)?.as_u64());
         tokens.reduce(u64::saturating_add)
     };
-    let prompt = sum("/prompt_tokens").unwrap_or(0);
-    let completion = sum("/completion_tokens").unwrap_or(0);
+    let [prompt, output] = ["/prompt_tokens", "/completion_tokens"].map(|at| sum(at).unwrap_or(0));
     let cached = CACHED.split(' ').find_map(sum);
     let cached = cached.map(|it| format!(" ({it} cached, {} uncached)", prompt.saturating_sub(it)));
-    let used = format!("{prompt} prompt{} + {completion} completion", cached.unwrap_or_default());
+    let used = format!("{prompt} prompt{} + {output} completion", cached.unwrap_or_default());
     let percent = 100.0 * last / window;
     bantam.show(LINE, "", &format!("[tokens: {used} | context: {last}/{window} ({percent:.1}%)]"));
     let usage = format!("Context usage is at {percent:.1}% ({last} / {window} tokens).");
@@ -974,7 +975,7 @@ fn set(cfg: &mut BTreeMap<String, String>, key: &str, text: &str) -> Result<()> 
     let is_bool = |text: &str| text == "true" || text == "false";
     let fits = (!is_number(default) || is_number(value)) && (!is_bool(default) || is_bool(value));
     require(fits || value.is_empty(), &format!("{key} should be like its default, {default}"))?;
-    // Behind a user's name and an IPv6 address. ureq would take 80 for one that is none.
+    // Of such as http://user:password@[::1]:8080/v1. In place of a bad one ureq would take 80.
     let port = value.split('/').nth(2).and_then(|it| it.rsplit(['@', ']']).next()?.split_once(':'));
     let good_port = port.is_none_or(|(_, port)| port.parse::<u16>().is_ok());
     let url = good_port && (value.starts_with("http://") || value.starts_with("https://"));
@@ -1023,8 +1024,8 @@ impl Bantam {
         if color { format!("\x1b[{style}m{text}\x1b[0m") } else { text.into() }
     }
 
-    /// Shows a piece of a turn. Its kind stays open, and more of it goes on where this one ended:
-    /// the end (`line_end`) is printed before a piece of another kind. A LINE is never open.
+    /// Shows a piece of a turn. Its kind, told by its end, stays open: more goes on there; the
+    /// end is printed before another kind. A LINE, and a text's own last newline, leave none open.
     fn show(&mut self, (begin, end): (&str, &'static str), style: &str, text: &str) {
         if !text.is_empty() && self.text("quiet") != "true" {
             if self.line_end != end || end.is_empty() {
@@ -1053,11 +1054,11 @@ impl Bantam {
     }
 }
 
-/// Asks on standard error; the end of input and Ctrl+C are no.
+/// Asks on standard error; the end of input and Ctrl+C are no. A command takes a lower-case yes.
 fn ask(question: &str, enter_is_yes: bool) -> bool {
     unsafe { tcflush(0, 0) }; // TCIFLUSH: what was typed ahead is no answer
     let _ = write!(io::stderr(), "{}", sanitize(question));
-    let answer = read_line().unwrap_or_default();
+    let answer = read_line("").unwrap_or_default();
     answer == "y\n" || answer == "yes\n" || (enter_is_yes && (answer == "\n" || answer == "Y\n"))
 }
 
@@ -1073,22 +1074,19 @@ fn prompt_in(file: &str) -> Result<String> {
 /// Main 5: a prompt with its newline; without one where the input ends. After a `\` at a line's end
 /// it goes on in the next. On a terminal, what is there already belongs to it: a paste is one.
 fn read_prompt() -> Result<String> {
-    let sign = if is_terminal() { "> " } else { "" };
-    print(sign);
-    let mut prompt = read_line()?;
+    let mut prompt = read_line("> ")?;
     while let Some(start) = prompt.strip_suffix('\n').unwrap_or(&prompt).strip_suffix('\\') {
-        print(sign);
-        prompt = format!("{start}\n{}", read_line()?);
+        prompt = format!("{start}\n{}", read_line("> ")?);
     }
     let joins = is_terminal() && !prompt.starts_with(['!', '/']);
     while joins && prompt.ends_with('\n') && wait(0, 0.2)? {
-        let line = read_line()?;
+        let line = read_line("")?; // empty at the end of input
         prompt = if line.is_empty() { prompt.trim_end().into() } else { prompt + &line };
     }
     Ok(prompt)
 }
 
-// ---- Around the algorithm: operating system ----
+// ---- Around the algorithm: operating system (the numbers are Linux's) ----
 
 const SIGINT: i32 = 2;
 const NOTHING: i32 = -1; // a descriptor that `poll` leaves out
@@ -1118,7 +1116,7 @@ extern "C" fn on_signal(number: i32) {
 
 fn catch_signals() {
     LazyLock::force(&SIGNALS);
-    unsafe { signal(17, 0) }; // SIGCHLD: ignored, as some parents leave it, no command has a status
+    unsafe { signal(17, 0) }; // SIGCHLD. Where a parent left it ignored, no command has a status.
     for number in [1, SIGINT, 3, 15] {
         // SIGHUP, SIGINT, SIGQUIT, SIGTERM. What `nohup` or a shell's `&` ignores stays ignored.
         if unsafe { signal(number, 1) } != 1 {
@@ -1171,8 +1169,9 @@ fn read_until(pipe: &mut Pipe, end: u8, limit: f64, since: Option<Instant>) -> R
     Ok(String::from_utf8(bytes).unwrap_or_else(|it| String::from_utf8_lossy(it.as_bytes()).into()))
 }
 
-/// A line of standard input, read byte by byte as shells do: the rest stays where it is.
-fn read_line() -> Result<String> {
+/// A line of standard input, read byte by byte as shells do: the rest stays. `sign` asks for it.
+fn read_line(sign: &str) -> Result<String> {
+    print(if is_terminal() { sign } else { "" });
     let input = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let line = read_until(&mut Pipe::with_capacity(1, &input), b'\n', f64::INFINITY, None);
     let cut = !line.as_ref().is_ok_and(|line| line.ends_with('\n'));

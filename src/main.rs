@@ -487,7 +487,9 @@ fn finish_message(reply: &mut Reply) {
         let understood: serde_json::Result<Map<String, Value>> = serde_json::from_str(&text);
         // With this, the entry and its function are objects.
         merge(entry, &json!({"id": id, "type": "function", "function": {"name": name}}), "");
-        entry.as_object_mut().map(|fields| fields.shift_remove("index"));
+        if let Some(fields) = entry.as_object_mut() {
+            fields.shift_remove("index"); // of deltas only
+        }
         // Sent back: the text as it came, or {} for a broken one, which servers refuse for ever.
         // Shown and run: what was understood of it; or the broken text, which is then an error.
         entry["function"]["arguments"] = if understood.is_ok() { &text } else { "{}" }.into();
@@ -553,7 +555,7 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
     });
     let (_, timer) = timer.inspect_err(stop)?;
     let (output_end, _) = background(move |_| read_output(output, &shared)).inspect_err(stop)?;
-    let ended = child.wait()?;
+    let end = child.wait()?;
     drop(running);
     let in_time = timer.recv()??; // comes at once, now
     // A background process may hold the pipe: what it prints later is read, but not awaited.
@@ -563,8 +565,7 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
         bytes.splice(KEPT..KEPT, format!("\n[... {omitted} bytes omitted ...]\n").into_bytes());
     }
     let late = if in_time { String::new() } else { format!("\n[timed out after {limit}s]") };
-    let status = ended.code().unwrap_or(128 + ended.signal().unwrap_or(0));
-    let status = if in_time { status } else { 124 };
+    let status = if in_time { end.code().unwrap_or(128 + end.signal().unwrap_or(0)) } else { 124 };
     Ok((format!("{}{late}\n\nexit: {status}", String::from_utf8_lossy(&bytes)), status))
 }
 

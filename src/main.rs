@@ -267,7 +267,7 @@ fn call_api(bantam: &mut Bantam, messages: &mut Vec<Value>) -> Result<Reply> {
     }
 }
 
-/// One request and its reply: whole and well-formed, or a failure, with `messages` as they were.
+/// One request and its reply, whole but for chunks that are no JSON, and well-formed; or a failure.
 fn request(bantam: &mut Bantam, messages: &[Value]) -> Result<Reply> {
     // A long conversation is most of the work: it is copied only if something must be left out.
     let mut sent = Cow::from(messages);
@@ -685,7 +685,7 @@ fn start(bantam: &mut Bantam, method: &str, path: &str, body: String) -> Result<
 /// Closes the connection of a request that has not ended, or the server would go on and on. ureq's
 /// `shutdown` closes the sockets under the thread, which ends; the next request gets a new client.
 fn hang_up(bantam: &mut Bantam, (_, result): &Job) {
-    let running = matches!(result.try_recv(), Err(mpsc::TryRecvError::Empty));
+    let running = matches!(result.try_recv(), Err(mpsc::TryRecvError::Empty)); // no result yet
     if running && let Some(agent) = bantam.http.take() {
         agent.shutdown();
     }
@@ -753,7 +753,7 @@ fn save(bantam: &mut Bantam, messages: &[Value], id: &str) -> Result<()> {
     let (Ok(file), true) = (session_file(id), spoken) else { return Ok(()) };
     DirBuilder::new().recursive(true).mode(0o700).create(file.with_file_name(""))?;
     if id == project_id() && !bantam.saved_here {
-        let is_same = session(id).is_ok_and(|(_, held)| held == messages); // loaded from a copy
+        let is_same = session(id).is_ok_and(|(_, held)| held == messages); // as after /load of a copy
         if file.exists() && !is_same {
             fs::rename(&file, session_file(&format!("{id}-prev"))?)?;
             bantam.complain(&format!("[the session that was here is kept: /load {id}-prev]"));

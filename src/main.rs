@@ -753,7 +753,7 @@ fn save(bantam: &mut Bantam, messages: &[Value], id: &str) -> Result<()> {
     let (Ok(file), true) = (session_file(id), spoken) else { return Ok(()) };
     DirBuilder::new().recursive(true).mode(0o700).create(file.with_file_name(""))?;
     if id == project_id() && !bantam.saved_here {
-        let is_same = session(id).is_ok_and(|(_, held)| held == messages); // as after /load of a copy
+        let is_same = session(id).is_ok_and(|(_, held)| held == messages); // by /load of a copy
         if file.exists() && !is_same {
             fs::rename(&file, session_file(&format!("{id}-prev"))?)?;
             bantam.complain(&format!("[the session that was here is kept: /load {id}-prev]"));

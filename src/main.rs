@@ -17,9 +17,9 @@
 //! has come (`interrupted`); `read_until` waits and reads. `show` prints a piece of a turn,
 //! `complain` an error. `text` and `number` read a setting, `text_of` and `text_at` a JSON value.
 //!
-//! What comes from outside is sanitized before it is shown. Messages stay JSON: fields unknown here
-//! survive. The main thread is plain blocking code, and what may take time is a file descriptor (of
-//! an HTTP call, a thread's pipe). So there is one way to sleep, `wait`, and Ctrl+C ends it.
+//! What comes from outside is sanitized before it is shown. Messages stay JSON: all fields survive,
+//! in their order. The main thread is plain blocking code, and what may take time is a descriptor
+//! (of an HTTP call, a thread's pipe). So there is one way to sleep, `wait`, and Ctrl+C ends it.
 //!
 //! Left out on purpose: a line editor (`rlwrap` is one), Markdown, a sandbox (a container is one).
 
@@ -311,8 +311,8 @@ fn forwarded(bantam: &Bantam) -> Map<String, Value> {
     sent
 }
 
-/// Drops the last assistant message and the results of its calls; false if there is none. Bantam's
-/// repair: a stream that was cut off may have left an empty message in a loaded session.
+/// Drops the last assistant message and the results of its calls; false if there is none. In a
+/// session that another Bantam saved, the last one may be empty, of a stream that was cut off.
 fn drop_answer(messages: &mut Vec<Value>) -> bool {
     let last = messages.iter().rposition(|message| message["role"] == "assistant");
     let Some(last) = last else { return false };
@@ -415,7 +415,7 @@ fn take_chunk(bantam: &mut Bantam, reply: &mut Reply, text: &str) -> Result<bool
         merge(&mut reply.finish, &choice["finish_reason"], "");
     }
     merge(&mut reply.usage, &chunk["usage"], "");
-    // Some servers send usage with every chunk: only alone, behind a message, is it the end.
+    // Some servers' only end is usage alone, behind a message. Others send it with every chunk.
     let alone = chunk["usage"].is_object() && choices.is_empty() && !reply.message.is_null();
     reply.complete |= alone || reply.finish.is_string();
     Ok(!chunk["choices"].is_null())
@@ -452,14 +452,14 @@ fn merge(old: &mut Value, new: &Value, key: &str) {
 fn merge_entry(list: &mut Vec<Value>, new: &Value, is_call: bool) {
     let (id, name) = (text_at(new, "/id"), text_at(new, "/function/name"));
     let continued = |old: &&mut Value| {
-        let same_id = text_at(old, "/id") == id;
+        let other_id = !id.is_empty() && text_at(old, "/id") != id;
         match &new["index"] {
             Value::Null if !is_call => false,
             // Neither index nor id: a piece of a call; but Ollama's whole calls have a name.
             Value::Null if id.is_empty() => name.is_empty(),
-            Value::Null => same_id,
-            // A new call brings a name and another id: Gemini's second has the first one's index.
-            index => old["index"] == *index && (same_id || id.is_empty() || name.is_empty()),
+            Value::Null => !other_id,
+            // But with a name and another id it is new: Gemini's second call has the first's index.
+            index => old["index"] == *index && (name.is_empty() || !other_id),
         }
     };
     match list.iter_mut().rfind(continued) {
@@ -683,7 +683,7 @@ fn start(bantam: &mut Bantam, method: &str, path: &str, body: String) -> Result<
 }
 
 /// Closes the connection of a request that has not ended, or the server would go on and on. ureq's
-/// `shutdown` closes the sockets under the thread, which ends; the next request gets a new client.
+/// `shutdown` closes the sockets under the thread, and what is connecting yet will send nothing.
 fn hang_up(bantam: &mut Bantam, (_, result): &Job) {
     let running = matches!(result.try_recv(), Err(mpsc::TryRecvError::Empty)); // no result yet
     if running && let Some(agent) = bantam.http.take() {
@@ -1055,7 +1055,7 @@ impl Bantam {
     }
 }
 
-/// Asks on standard error; the end of input and Ctrl+C are no. A command takes a lower-case yes.
+/// Asks on standard error; the end of input and Ctrl+C are no, and so is Y, but where Enter is yes.
 fn ask(question: &str, enter_is_yes: bool) -> bool {
     unsafe { tcflush(0, 0) }; // TCIFLUSH: what was typed ahead is no answer
     let _ = write!(io::stderr(), "{}", sanitize(question));

@@ -353,6 +353,7 @@ struct Reply {
 
 /// Reads server-sent events, or one JSON object, whatever was asked for: servers send both.
 fn read_reply(bantam: &mut Bantam, (pipe, result): &Job) -> Result<Reply> {
+    // `rest` is what came last and is no chunk: one data, or lines that are no events.
     let (mut reply, mut body, mut rest) = (Reply::default(), Pipe::new(pipe), String::new());
     let (mut done, mut last_data, timeout) = (false, Instant::now(), bantam.number("timeout"));
     loop {
@@ -385,7 +386,7 @@ fn read_reply(bantam: &mut Bantam, (pipe, result): &Job) -> Result<Reply> {
     if !done {
         result.try_recv()??; // there, since the pipe ended: an HTTP error, or why it broke off
     }
-    // What came last and is no chunk may be a whole reply, or a gateway's words about a failure.
+    // It may be a whole reply as one JSON object, or a gateway's words about a failure.
     require(!rest.trim().starts_with('<'), "HTTP 200: a web page: wrong endpoint?")?;
     if serde_json::from_str::<Map<_, Value>>(&rest).is_ok() {
         let is_reply = take_chunk(bantam, &mut reply, &rest)?;
@@ -421,9 +422,8 @@ fn take_chunk(bantam: &mut Bantam, reply: &mut Reply, text: &str) -> Result<bool
     Ok(!chunk["choices"].is_null())
 }
 
-/// Merges a delta into what has come: some texts grow (the last three are of reasoning_details),
-/// objects and lists merge, any other value replaces. An empty text does not: some servers repeat
-/// `"name": ""`.
+/// Merges a delta: some texts grow (the last three are of reasoning_details), objects and lists
+/// merge, all else replaces. But an empty text does not: some servers repeat `"name": ""`.
 fn merge(old: &mut Value, new: &Value, key: &str) {
     const GROWING: [&str; 7] =
         ["content", "reasoning_content", "reasoning", "arguments", "text", "summary", "data"];
@@ -454,7 +454,7 @@ fn merge_entry(list: &mut Vec<Value>, new: &Value, is_call: bool) {
     let continued = |old: &&mut Value| {
         let other_id = !id.is_empty() && text_at(old, "/id") != id;
         match &new["index"] {
-            Value::Null if !is_call => false,
+            Value::Null if !is_call => false, // a part of its own
             // Neither index nor id: a piece of a call; but Ollama's whole calls have a name.
             Value::Null if id.is_empty() => name.is_empty(),
             Value::Null => !other_id,

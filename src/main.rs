@@ -2,14 +2,13 @@
 //!
 //! An agent is a loop: send the conversation to a model, run the tools that it calls, append what
 //! they print, repeat until it calls none. That loop is `al`; `main` feeds it prompts. Read from
-//! the top: the program (steps Main 1 to 6), the agentic loop (AL 1 to 4), one API call, its
-//! reply, the tools. That is the algorithm, and what a port needs first. Behind the banner "Around
-//! the algorithm" come errors, HTTP, files, sessions, commands, settings, terminal, system.
+//! the top: the program (steps Main 1 to 6), the agentic loop (AL 1 to 4), one API call, its reply,
+//! the tools. That is the algorithm. Behind the banner "Around the algorithm" come errors, HTTP,
+//! files, sessions, commands, settings, terminal, system.
 //!
 //! Main: 1 the system prompt, 2 the settings, 3 a conversation that begins with it, 4 FILE as the
 //! one prompt, 5 or prompts and commands line by line, 6 a turn for each prompt. AL: 1 call the
-//! model, 2 store its message, 3 run its calls and store their results, and back to 1; 4 without
-//! calls, the turn is over.
+//! model, 2 store its message, 3 run its calls, store their results; 4 without calls, the end.
 //!
 //! From behind the banner it needs: `require` fails unless a condition holds. `start` sends a
 //! request in a thread (`background`), and its reply comes through a pipe; `hang_up` closes what
@@ -538,14 +537,15 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
     // A session without a terminal: a password prompt fails at once instead of taking what the
     // user types. iSH runs nothing between fork and exec: a group must do there.
     let _ = if ISH { shell.process_group(0) } else { unsafe { shell.pre_exec(detach) } };
-    let (shell_end, running) = io::pipe()?; // `running` is held until the shell has ended
+    let (shell_end, running) = io::pipe()?;
     let kept = Arc::new(Mutex::new((Vec::new(), 0)));
     let shared = kept.clone();
     let mut child = shell.spawn().map_err(|error| format!("no shell could be started: {error}"))?;
     drop(shell); // and its copies of the input: the pipe ends when the command's processes end
     let leader = child.id() as i32;
     let stop = move |_: &Error| unsafe { kill(-leader, 9) }; // nobody would attend to it
-    // The timeout thread kills the command, at Ctrl+C too, unless the shell's end comes first.
+    // No descriptor tells that the shell has ended. So main waits for it and then drops `running`;
+    // the timeout thread kills the command, unless that comes before the limit and Ctrl+C.
     let timer = background(move |_| {
         let in_time = wait(shell_end.as_raw_fd(), limit);
         if !matches!(in_time, Ok(true)) {
@@ -682,8 +682,8 @@ fn start(bantam: &mut Bantam, method: &str, path: &str, body: String) -> Result<
     })
 }
 
-/// Closes the connection of a request that has not ended, or the server would go on and on. ureq's
-/// `shutdown` closes the sockets under the thread, and what is connecting yet will send nothing.
+/// Closes the connection of a request that has not ended, or the server would go on and on. With
+/// `shutdown`, of ureq 3.5, a look-up or connect is not broken off, but all that follows it fails.
 fn hang_up(bantam: &mut Bantam, (_, result): &Job) {
     let running = matches!(result.try_recv(), Err(mpsc::TryRecvError::Empty)); // no result yet
     if running && let Some(agent) = bantam.http.take() {
@@ -976,7 +976,7 @@ fn set(cfg: &mut BTreeMap<String, String>, key: &str, text: &str) -> Result<()> 
     let is_bool = |text: &str| text == "true" || text == "false";
     let fits = (!is_number(default) || is_number(value)) && (!is_bool(default) || is_bool(value));
     require(fits || value.is_empty(), &format!("{key} should be like its default, {default}"))?;
-    // Of such as http://user:password@[::1]:8080/v1. In place of a bad one ureq would take 80.
+    // Behind the last @ or ]: http://user:password@[::1]:8080/v1. For a bad one ureq takes 80.
     let port = value.split('/').nth(2).and_then(|it| it.rsplit(['@', ']']).next()?.split_once(':'));
     let good_port = port.is_none_or(|(_, port)| port.parse::<u16>().is_ok());
     let url = good_port && (value.starts_with("http://") || value.starts_with("https://"));
@@ -1185,6 +1185,6 @@ fn background<T: Send + 'static>(
 ) -> Result<Job<T>> {
     let (output, mut pipe) = io::pipe()?;
     let (sender, result) = mpsc::channel();
-    thread::Builder::new().spawn(move || sender.send(work(&mut pipe)))?;
+    thread::Builder::new().spawn(move || sender.send(work(&mut pipe)))?; // drops sender, then pipe
     Ok((File::from(OwnedFd::from(output)), result))
 }

@@ -457,7 +457,7 @@ fn merge_entry(list: &mut Vec<Value>, new: &Value, is_call: bool) {
             // Neither index nor id: a piece of a call; but Ollama's whole calls have a name.
             Value::Null if id.is_empty() => name.is_empty(),
             Value::Null => !other_id,
-            // But with a name and another id it is new: Gemini's second call has the first's index.
+            // A call with a name and another id is new: Gemini's second has the index of the first.
             index => old["index"] == *index && (name.is_empty() || !other_id),
         }
     };
@@ -504,7 +504,7 @@ fn finish_message(reply: &mut Reply) {
 fn run_tool(bantam: &Bantam, name: &str, arguments: &str) -> Result<String> {
     let arguments = serde_json::from_str::<Map<_, Value>>(arguments);
     let arguments = arguments.map_err(|it| format!("arguments should be a JSON object: {it}"))?;
-    // Behind the JSON, which unescapes \u202e: what runs and is written is what was shown. No CR.
+    // After parsing, which unescapes \u202e: only what was shown runs and is written, so no CR.
     let string = |name: &str| {
         let text = arguments.get(name).and_then(Value::as_str);
         text.map(sanitize).ok_or_else(|| format!("{name} should be a string"))

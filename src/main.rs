@@ -535,7 +535,7 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
     shell.args(["-c", "--", command]).stdin(Stdio::null()).stdout(input.try_clone()?).stderr(input);
     let detach = || if unsafe { setsid() } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) };
     // A session without a terminal: a password prompt fails at once instead of taking what the
-    // user types. iSH runs nothing between fork and exec: a group must do there.
+    // user types. On iSH `pre_exec` fails, and setsid ends it all: a process group must do there.
     let _ = if ISH { shell.process_group(0) } else { unsafe { shell.pre_exec(detach) } };
     let (shell_end, running) = io::pipe()?;
     let kept = Arc::new(Mutex::new((Vec::new(), 0)));
@@ -717,7 +717,7 @@ fn replace_file(path: &Path, bytes: &[u8], secret: bool) -> io::Result<()> {
     let path = fs::canonicalize(path).unwrap_or(path.into()); // a link is followed
     fs::create_dir_all(path.parent().unwrap_or(Path::new("")))?;
     let mode = if secret || path.exists() { 0o600 } else { 0o666 }; // of the temporary file
-    // A name that nobody can foresee, or a link planted under it would be written through.
+    // A new file, at a name that no other mb takes and where nobody can plant a link beforehand.
     let draft = path.with_file_name(format!(".mb-{:x}.tmp", RandomState::new().hash_one(())));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&draft)?;
     if let Ok(old) = fs::metadata(&path) {

@@ -311,7 +311,7 @@ fn forwarded(bantam: &Bantam) -> Map<String, Value> {
 }
 
 /// Drops the last assistant message and the results of its calls; false if there is none. In a
-/// session that another Bantam saved, the last one may be empty, of a stream that was cut off.
+/// session of another Bantam (in Go, in Perl) it may be empty, of a stream that was cut off.
 fn drop_answer(messages: &mut Vec<Value>) -> bool {
     let last = messages.iter().rposition(|message| message["role"] == "assistant");
     let Some(last) = last else { return false };
@@ -377,7 +377,7 @@ fn read_reply(bantam: &mut Bantam, (pipe, result): &Job) -> Result<Reply> {
             }
             _ => rest += &line,
         }
-        last_data = Instant::now();
+        last_data = Instant::now(); // comments do not come here
     }
     if reply.complete {
         return Ok(reply); // whatever else came is no part of it
@@ -753,7 +753,7 @@ fn save(bantam: &mut Bantam, messages: &[Value], id: &str) -> Result<()> {
     let (Ok(file), true) = (session_file(id), spoken) else { return Ok(()) };
     DirBuilder::new().recursive(true).mode(0o700).create(file.with_file_name(""))?;
     if id == project_id() && !bantam.saved_here {
-        let is_same = session(id).is_ok_and(|(_, held)| held == messages); // by /load of a copy
+        let is_same = session(id).is_ok_and(|(_, held)| held == messages); // loaded by another name
         if file.exists() && !is_same {
             fs::rename(&file, session_file(&format!("{id}-prev"))?)?;
             bantam.complain(&format!("[the session that was here is kept: /load {id}-prev]"));
@@ -976,7 +976,7 @@ fn set(cfg: &mut BTreeMap<String, String>, key: &str, text: &str) -> Result<()> 
     let is_bool = |text: &str| text == "true" || text == "false";
     let fits = (!is_number(default) || is_number(value)) && (!is_bool(default) || is_bool(value));
     require(fits || value.is_empty(), &format!("{key} should be like its default, {default}"))?;
-    // Behind the last @ or ]: http://user:password@[::1]:8080/v1. For a bad one ureq takes 80.
+    // The port is behind the last @ or ]: http://user:pass@[::1]:8080. For a bad one ureq takes 80.
     let port = value.split('/').nth(2).and_then(|it| it.rsplit(['@', ']']).next()?.split_once(':'));
     let good_port = port.is_none_or(|(_, port)| port.parse::<u16>().is_ok());
     let url = good_port && (value.starts_with("http://") || value.starts_with("https://"));
@@ -1055,7 +1055,7 @@ impl Bantam {
     }
 }
 
-/// Asks on standard error; the end of input and Ctrl+C are no, and so is Y, but where Enter is yes.
+/// Asks on standard error; the end of input and Ctrl+C are no. [y/N] wants a deliberate y.
 fn ask(question: &str, enter_is_yes: bool) -> bool {
     unsafe { tcflush(0, 0) }; // TCIFLUSH: what was typed ahead is no answer
     let _ = write!(io::stderr(), "{}", sanitize(question));

@@ -535,7 +535,7 @@ fn shell_exec(command: &str, limit: f64) -> Result<(String, i32)> {
     shell.args(["-c", "--", command]).stdin(Stdio::null()).stdout(input.try_clone()?).stderr(input);
     let detach = || if unsafe { setsid() } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) };
     // A session without a terminal: a password prompt fails at once instead of taking what the
-    // user types. On iSH `pre_exec` fails, and setsid ends it all: a process group must do there.
+    // user types. On iSH `pre_exec` fails, and setsid ends iSH: a process group must do there.
     let _ = if ISH { shell.process_group(0) } else { unsafe { shell.pre_exec(detach) } };
     let (shell_end, running) = io::pipe()?;
     let kept = Arc::new(Mutex::new((Vec::new(), 0)));
